@@ -1,0 +1,77 @@
+"""What every test shares: how jax is set up, run-time checks of array shapes, and which tests need what.
+
+jax reads its settings from the environment when it is first imported, so they are written here, before any test module
+is; a run that never imports jax pays nothing, and a Python that a test starts as a subprocess inherits them.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+if "jax" in sys.modules:
+    raise RuntimeError("jax was imported before tests/conftest.py could set it up; start pytest without that plugin")
+
+# Eight CPU devices let sharding be tested on a laptop. Products in full float32, since the oracles are. Compiled programs
+# are kept in the checkout (ignored by git): the second run of the suite then compiles nothing.
+DEVICES = "--xla_force_host_platform_device_count=8"
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}".strip()
+for name, value in {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}.items():
+    os.environ.setdefault(name, value)
+# Nothing in the suite may reach for a hub: a model or tokenizer that is not on disk is an error, at once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Modules whose array arguments are annotated with shapes; under test every call of them is checked.
+SHAPE_CHECKED = ("owrl_jax.models", "owrl_jax.sharding", "owrl_jax.rl")
+if importlib.util.find_spec("jaxtyping") and importlib.util.find_spec("beartype"):
+    from jaxtyping import install_import_hook
+
+    install_import_hook(list(SHAPE_CHECKED), "beartype.beartype")
+
+_LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-torch", action="store_true", help="run as if PyTorch were not installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-torch"):
+        sys.modules["torch"] = None  # type: ignore[assignment]  # from here on `import torch` raises ImportError
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked `torch` where there is none; the closing lines say how many."""
+    if importlib.util.find_spec("torch") is not None:
+        return
+    kept, left_out = [], []
+    for item in items:
+        (left_out if item.get_closest_marker("torch") else kept).append(item)
+    if left_out:
+        items[:] = kept
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[_LEFT_OUT] = len(left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    count = config.stash.get(_LEFT_OUT, 0)
+    if count:
+        why = "--no-torch was given" if config.getoption("--no-torch") else "torch is not installed here"
+        terminalreporter.write_line(f"{count} tests that compare with PyTorch were left out: {why}.")
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The root of the checkout that is under test."""
+    return ROOT
