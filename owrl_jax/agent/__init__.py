@@ -1,0 +1,1 @@
+"""The harness between policy and browser: tools, prompt, parser, context, episodes. No accelerator stack."""
