@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if "jax" in sys.modules:
     raise RuntimeError("jax was imported before tests/conftest.py could set it up; start pytest without that plugin")
 
-# Eight CPU devices let sharding be tested on a laptop. Products in full float32, since the oracles are. Compiled programs
-# are kept in the checkout (ignored by git): the second run of the suite then compiles nothing.
+# Eight CPU devices let sharding be tested on a laptop. Products in full float32, since the oracles are. Compiled
+# programs are kept in the checkout (ignored by git): the second run of the suite then compiles next to nothing.
 DEVICES = "--xla_force_host_platform_device_count=8"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}".strip()

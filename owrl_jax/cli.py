@@ -1,0 +1,121 @@
+"""The `owrl` command: a table of commands, each imported only when it is asked for.
+
+To add a command, add one line to `COMMANDS`. Its target is `module:function` with `function(argv: list[str]) -> int`;
+it parses its own arguments with tyro and returns the exit code. Only commands that work stand in the table, so
+`owrl --help` promises nothing that is not there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from owrl_jax import __version__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One word after `owrl`: what it does in one line, and where its function is."""
+
+    name: str
+    help: str
+    target: str
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Import the target and call it.
+
+        Raises:
+          ModuleNotFoundError: if the command needs a package that is not installed; `main` says which extra has it.
+        """
+        module, _, function = self.target.partition(":")
+        return getattr(importlib.import_module(module), function)(list(argv))
+
+
+def _command(name: str, target: str, help: str) -> Command:
+    return Command(name=name, target=target, help=help)
+
+
+COMMANDS: tuple[Command, ...] = (
+    _command("doctor", "owrl_jax.doctor:main", "check this machine and say what to do about each finding"),
+    _command("config", "owrl_jax.config:main", "print, check, save and hash the resolved configuration of a run"),
+    _command("bench", "owrl_jax.bench:main", "measure one part against its floor and against a peer"),
+    _command(
+        "quickstart", "owrl_jax.cli:quickstart", "the main job on this machine (not there yet: says so and exits)"
+    ),
+    _command("test", "owrl_jax.cli:test", "the test suite (in a checkout: ./owrl test)"),
+)
+
+# Which extra brings a module that a command may find missing.
+EXTRA_OF = {
+    **dict.fromkeys(("jax", "jaxlib", "flax", "optax", "orbax", "safetensors", "jaxtyping", "grain"), "learner"),
+    **dict.fromkeys(("tensorflow_datasets", "ml_dtypes"), "learner"),
+    **dict.fromkeys(("playwright", "starlette", "uvicorn"), "host"),
+    **dict.fromkeys(("ray", "xmanager"), "launch"),
+    "openai": "judge",
+    **dict.fromkeys(("pytest", "hypothesis", "beartype", "miniwob"), "dev"),
+}
+
+
+def usage(commands: Sequence[Command] = COMMANDS) -> str:
+    """The text of `owrl --help`."""
+    width = max(len(c.name) for c in commands)
+    lines = "\n".join(f"  {c.name:<{width}}  {c.help}" for c in commands)
+    return (
+        "usage: owrl COMMAND [arguments]      owrl COMMAND --help      owrl --version\n\n"
+        "Online reinforcement learning of visual web agents, in JAX.\n\n" + lines
+    )
+
+
+def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
+    """Run `owrl`. Returns the exit code: 2 for a wrong call, 1 for a missing package, else the command's own."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage(commands))
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"owrl {__version__}")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    by_name = {command.name: command for command in commands}
+    if name not in by_name:
+        near = difflib.get_close_matches(name, by_name, n=1)
+        hint = f" Did you mean 'owrl {near[0]}'?" if near else ""
+        print(f"owrl: there is no command {name!r}.{hint} `owrl --help` lists them all.", file=sys.stderr)
+        return 2
+    try:
+        return by_name[name].run(rest)
+    except ModuleNotFoundError as error:
+        extra = EXTRA_OF.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        print(
+            f"owrl {name}: the package {error.name!r} is not installed. Install the extra that has it "
+            f"(pip install 'owrl-jax[{extra}]'), or use ./owrl in a checkout, which installs what a command needs.",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def quickstart(argv: list[str]) -> int:
+    """Say that the main job is not there yet. Exit code 3, so that no script takes it for a success."""
+    print(
+        "owrl quickstart: not there yet. It will train a small agent on local web sites from start to finish; model "
+        "and browser sandbox exist, rollout engine and training loop do not. What works today: `owrl --help`.",
+        file=sys.stderr,
+    )
+    return 3
+
+
+def test(argv: list[str]) -> int:
+    """Point to ./owrl test: the suite belongs to a checkout and needs packages that only the script installs."""
+    print(
+        "owrl test: the tests are not part of the installed package. In a checkout, run ./owrl test.", file=sys.stderr
+    )
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
