@@ -1,7 +1,7 @@
 """Which hosts and IP addresses belong to the public web, however they are spelled.
 
 `parse_host` reads the host of a URL the way a browser does (WHATWG URL standard, host parsing), so that `127.1`,
-`0x7f000001`, `017700000001`, `%31%32%37.0.0.1`, `１２７。０。０。１` and `[::ffff:7f00:1]` are all seen as what they are.
+`0x7f000001`, `017700000001`, `%31%32%37.0.0.1`, `１２７。０。０。１` and `[::ffff:7f00:1]` are seen as what they are.
 `private_reason` says why an address is not part of the public internet; the tables follow the IANA special-purpose
 registries (RFC 6890 and successors) and name the cloud metadata services.
 
@@ -129,7 +129,9 @@ def parse_host(host: str) -> str | IPAddress:
         text = unquote_to_bytes(host).decode("utf-8")
     except UnicodeError:
         raise BadHost(f"host {host!r} is not UTF-8") from None
-    text = unicodedata.normalize("NFKC", text).replace("\u3002", ".").replace("\u00ad", "").replace("\u200b", "").lower()
+    text = (
+        unicodedata.normalize("NFKC", text).replace("\u3002", ".").replace("\u00ad", "").replace("\u200b", "").lower()
+    )
     text = unicodedata.normalize("NFKC", text)
     if not text.isascii():
         try:
@@ -158,7 +160,7 @@ def _is_number(label: str) -> bool:
 
 
 def _parse_ipv4(labels: list[str], host: str) -> ipaddress.IPv4Address:
-    """The WHATWG IPv4 parser: one to four parts, each decimal, octal (0…) or hex (0x…), the last one filling the rest."""
+    """The WHATWG IPv4 parser: one to four parts, decimal, octal (0…) or hex (0x…), the last one filling the rest."""
     if len(labels) > 4 or not all(_is_number(label) for label in labels):
         raise BadHost(f"{host!r} looks like an IPv4 address and is none")
     try:

@@ -1,9 +1,9 @@
 """Which URLs and addresses an episode may visit, and how a refusal is told.
 
-`UrlPolicy` is asked twice. `check(url)` reads the text of a URL before it is opened: scheme, spelling of the host, deny
-and allow lists; its answer is written for the agent. `check_address` is asked by the egress proxy for every address that
-a name resolved to, before a connection is made, and it is the one that counts: a name that passes `check` may still
-resolve to this machine.
+`UrlPolicy` is asked twice. `check(url)` reads the text of a URL before it is opened: scheme, spelling of the host,
+deny and allow lists; its answer is written for the agent. `check_address` is asked by the egress proxy for each address
+that a name resolved to, before a connection is made, and it is the one that counts: a name that passes `check` may
+still resolve to this machine.
 
 Not here: what an element does when clicked (`guards`), and whether a host wants to be visited now (`hosts`).
 """
@@ -24,6 +24,7 @@ from owrl_jax.browser.addresses import (
     parse_host,
     private_reason,
 )
+from owrl_jax.browser.text import neutralise
 from owrl_jax.outcome import DETAILS, Outcome, Owner, Phase, Reason
 
 DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
@@ -66,7 +67,7 @@ def _suffixes():
     try:
         from publicsuffixlist import PublicSuffixList
     except ImportError as error:
-        raise ImportError("the browser sandbox needs publicsuffixlist: pip install 'owrl_jax[browser]'") from error
+        raise ImportError("the browser sandbox needs publicsuffixlist: pip install 'owrl-jax[host]'") from error
     return PublicSuffixList()
 
 
@@ -148,10 +149,8 @@ class UrlPolicy:
                 detail="scheme", message=f"{_shown(url)} was not opened: it is not a valid http or https address."
             )
         if scheme not in ("http", "https") or host is None or port is None:
-            return Refusal(
-                detail="scheme",
-                message=f"{_shown(url)} was not opened: only http and https pages may be visited, not {_shown(scheme)}:.",
-            )
+            why = f"only http and https pages may be visited, not {_shown(scheme)}:"
+            return Refusal(detail="scheme", message=f"{_shown(url)} was not opened: {why}.")
         return self.check_host(host, port)
 
     def check_host(self, host: str | IPAddress, port: int) -> Refusal | None:
@@ -171,10 +170,14 @@ class UrlPolicy:
         elif is_local_name(name):
             return self._private(name, "a name of this machine or its network")
         if _matches(name, self.deny):
-            return Refusal(detail="deny_list", host=name, message=f"{_shown(name)} is on the list of sites not to visit.")
+            return Refusal(
+                detail="deny_list", host=name, message=f"{_shown(name)} is on the list of sites not to visit."
+            )
         if self.allow is not None and not _matches(name, self.allow):
             return Refusal(
-                detail="deny_list", host=name, message=f"{_shown(name)} is not on the list of sites that may be visited."
+                detail="deny_list",
+                host=name,
+                message=f"{_shown(name)} is not on the list of sites that may be visited.",
             )
         return None
 
@@ -238,10 +241,7 @@ def _exception_entry(entry: tuple[str, int]) -> tuple[str, int]:
 def _shown(text: str) -> str:
     """Untrusted text as one short printable line; whole URLs lose user info, query and fragment."""
     text = re.split(r"[?#]", text, maxsplit=1)[0]
-    text = re.sub(r"//[^/@]*@", "//", text)
-    text = "".join(c if c.isprintable() else " " for c in text)
-    text = re.sub(r"<\|[^|]*\|>", " ", text)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return neutralise(re.sub(r"//[^/@]*@", "//", text), _SHOWN)
 
 
 def url_host_port(url: str) -> tuple[str, int] | None:

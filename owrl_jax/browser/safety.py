@@ -3,8 +3,8 @@
     safety = Safety()                                       # public web, all guards on, robots honoured
     safety = Safety.for_local_worlds({("127.0.0.1", 8123)})  # plus one local site, where buying is the task
 
-`Safety` only carries settings and the shared objects; the rules live in `policy` (URLs and addresses), `egress` (the proxy
-that enforces them), `guards` (purchase, login, account, posting), `hosts` (rate, concurrency, cool-down, health),
+`Safety` only carries settings and the shared objects; the rules live in `policy` (URLs and addresses), `egress` (the
+proxy that enforces them), `guards` (purchase, login, account, posting), `hosts` (rate, concurrency, cool-down, health),
 `robots`, `blocks` (walls), `redact` and `audit`.
 
 The seam, in call order of an episode:
