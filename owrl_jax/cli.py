@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from owrl_jax import __version__
 
@@ -40,7 +41,7 @@ def _command(name: str, target: str, help: str) -> Command:
 
 COMMANDS: tuple[Command, ...] = (
     _command("doctor", "owrl_jax.doctor:main", "check this machine and say what to do about each finding"),
-    _command("config", "owrl_jax.config:main", "print, check, save and hash the resolved configuration of a run"),
+    _command("config", "owrl_jax.cli:config", "print, check, save and hash the resolved configuration of a run"),
     _command("bench", "owrl_jax.bench:main", "measure one part against its floor and against a peer"),
     _command(
         "quickstart", "owrl_jax.cli:quickstart", "the main job on this machine (not there yet: says so and exits)"
@@ -97,6 +98,53 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
             file=sys.stderr,
         )
         return 1
+
+
+def config(argv: list[str]) -> int:
+    """Print a resolved configuration with its hash, and save it if asked. Exit code 2 if it cannot be used."""
+    import tyro
+    from rich.console import Console
+    from rich.tree import Tree
+
+    from owrl_jax.config import ConfigError, config_hash, preset_files, resolve, split_overrides, to_dict, to_json
+
+    def show(preset: str = "", /, json: bool = False, save: Path | None = None) -> int:
+        """Print the resolved configuration of a run and its hash.
+
+        Any setting can be given as --section.key VALUE, for instance --rl.learning_rate 5e-7 or --seed 3.
+
+        Args:
+            preset: name of a preset in configs/, or path of a Python file; without one, the defaults.
+            json: print JSON instead of a tree.
+            save: write the JSON to this file as well.
+        """
+        run = resolve(preset or None, overrides)
+        if save is not None:
+            save.write_text(to_json(run), encoding="utf-8")
+        if json:
+            sys.stdout.write(to_json(run))
+            return 0
+        tree = Tree(run.name)
+        for key, value in to_dict(run).items():
+            if isinstance(value, dict):
+                branch = tree.add(f"[bold]{key}")
+                for leaf, setting in value.items():
+                    branch.add(f"{leaf} = {setting!r}", highlight=True)
+            else:
+                tree.add(f"{key} = {value!r}", highlight=True)
+        out = Console(soft_wrap=True)
+        out.print(tree)
+        out.print(f"sha256 {config_hash(run)}", highlight=False)
+        return 0
+
+    try:
+        overrides, rest = split_overrides(argv)
+        return tyro.cli(show, args=rest, prog="owrl config")
+    except ConfigError as error:
+        print(f"owrl config: {error}\nPresets: {', '.join(preset_files()) or 'none'}.", file=sys.stderr)
+    except OSError as error:
+        print(f"owrl config: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+    return 2
 
 
 def quickstart(argv: list[str]) -> int:

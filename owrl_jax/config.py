@@ -1,0 +1,459 @@
+"""The configuration of a run: one tree of frozen records, its presets, its JSON form and its hash.
+
+Presets are Python files in `configs/` with a function `get_config() -> RunConfig`. `resolve` loads one and lays
+overrides over it (`{"rl.learning_rate": "5e-7"}`); what comes out is complete and checked, prints, saves as JSON, reads
+back equal, and has a hash that stands beside every checkpoint. An unknown key or a value of the wrong type is an error
+with its dotted path. Defaults are those of the paper's first stage (arXiv 2606.02031). No environment variable is read.
+
+Here stands only what must be chosen for a run. Shapes come from the model's own `config.json`, and the finer settings
+of a sandbox or a pool stay with them. Imports no jax: CPU hosts read the same tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import importlib.util
+import math
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message has the dotted path, the value, and what to do."""
+
+
+def _need(condition: bool, field: str, value: object, wanted: str) -> None:
+    if not condition:
+        raise ConfigError(f"{field}={value!r} must be {wanted}")
+
+
+def _finite(record: Any) -> None:
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, float):  # JSON has neither infinity nor NaN, so neither could be saved
+            _need(math.isfinite(value), field.name, value, "a finite number")
+
+
+def _at_least_one(record: Any, *fields: str) -> None:
+    for field in fields:
+        value = getattr(record, field)
+        _need(value >= 1, field, value, "at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Which policy to train and how to run it.
+
+    Attributes:
+      size: published size by name (`models.qwen3_vl.config.PRESETS`), used when there are no weights.
+      weights: folder or hub id of a checkpoint; None starts from random parameters of `size`.
+      remat: what the backward pass keeps of a layer: everything, nothing, the attention output, or that in host memory.
+    """
+
+    size: str = "4b"
+    weights: str | None = None
+    remat: Literal["none", "full", "attention", "offload"] = "full"
+
+    def __post_init__(self) -> None:
+        _need(bool(self.size), "size", self.size, "the name of a model size, such as '4b'")
+        _need(self.weights != "", "weights", self.weights, "a folder or a hub id, or null for random parameters")
+
+
+MESH_AXES = ("replica", "fsdp", "context", "tensor", "expert")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshSettings:
+    """Devices along each axis of the mesh; at most one axis is -1 and takes what the others leave."""
+
+    replica: int = 1
+    fsdp: int = -1
+    context: int = 1
+    tensor: int = 1
+    expert: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = {axis: getattr(self, axis) for axis in MESH_AXES}
+        for axis, size in sizes.items():
+            _need(size == -1 or size >= 1, axis, size, "at least 1, or -1 for all devices that are left")
+        free = [axis for axis, size in sizes.items() if size == -1]
+        if len(free) > 1:
+            raise ConfigError(
+                f"only one axis of the mesh can be -1, got {' and '.join(free)}: give a size to the others"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DtypeSettings:
+    """Storage and arithmetic. Norms, rotations, softmax, logits and log-probs are float32 whatever stands here."""
+
+    params: Literal["float32", "bfloat16"] = "float32"
+    compute: Literal["float32", "bfloat16"] = "bfloat16"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BrowserSettings:
+    """What every sandbox of the run looks like, and how many there are.
+
+    Attributes:
+      viewport: width and height of the page in CSS pixels; trajectories of different viewports are never mixed.
+      image_format: of the screenshots.
+      step_s: deadline of one turn's calls with the observation after them, seconds.
+      episode_s: deadline of an episode, seconds.
+      max_episodes: episodes at one time; None takes what the machine's memory allows.
+    """
+
+    viewport: tuple[int, int] = (1280, 1000)
+    image_format: Literal["png", "jpeg"] = "png"
+    step_s: float = 45.0
+    episode_s: float = 600.0
+    max_episodes: int | None = None
+
+    def __post_init__(self) -> None:
+        _need(
+            all(100 <= side <= 8192 for side in self.viewport), "viewport", self.viewport, "100 to 8192 pixels a side"
+        )
+        _need(self.step_s > 0, "step_s", self.step_s, "a positive number of seconds")
+        _need(self.episode_s >= self.step_s, "episode_s", self.episode_s, f"at least step_s, which is {self.step_s:g}")
+        _need(
+            self.max_episodes is None or self.max_episodes >= 1, "max_episodes", self.max_episodes, "null or at least 1"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AgentSettings:
+    """Budgets of one episode.
+
+    Attributes:
+      max_steps: turns before the episode ends in `step_budget`.
+      max_context_tokens, max_response_tokens: of one turn's prompt with its response, and of the response.
+      screenshots: how many of the newest pictures stay in the context; 1 makes the trunk append-only.
+      max_parse_failures: turns in a row that cannot be parsed before the episode ends in `format_error`.
+    """
+
+    max_steps: int = 15
+    max_context_tokens: int = 32768
+    max_response_tokens: int = 1024
+    screenshots: int = 1
+    max_parse_failures: int = 3
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "max_steps", "max_response_tokens", "screenshots", "max_parse_failures")
+        _need(
+            self.max_response_tokens < self.max_context_tokens,
+            "max_response_tokens",
+            self.max_response_tokens,
+            f"less than max_context_tokens, which is {self.max_context_tokens}",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutSettings:
+    """How responses are sampled. `top_p` 1 and `top_k` 0 leave the distribution whole."""
+
+    temperature: float = 0.8
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        _need(
+            self.temperature > 0,
+            "temperature",
+            self.temperature,
+            "positive: a greedy policy has no log-probs to learn from",
+        )
+        _need(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _need(self.top_k >= 0, "top_k", self.top_k, "0 (off) or the number of tokens to keep")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RlSettings:
+    """MM-GRPO: group-relative advantages per trajectory, token mean per turn, turns summed, asymmetric clip, no KL.
+
+    Attributes:
+      groups: accepted groups per iteration.
+      group_size: sibling episodes of one task.
+      turns_per_update: turns in one optimiser step.
+      epochs: passes over the turns of an iteration.
+      clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
+      min_reward_std: a group whose valid rewards spread no more than this teaches nothing and is dropped.
+      format_error_reward: reward of an episode that ended in `format_error`.
+      max_staleness: policy versions a trajectory may be behind when it is trained on; 0 is on-policy.
+      learning_rate, adam_b1, adam_b2, weight_decay, max_grad_norm: AdamW at a constant rate.
+    """
+
+    groups: int = 48
+    group_size: int = 5
+    turns_per_update: int = 256
+    epochs: int = 2
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    min_reward_std: float = 1e-6
+    format_error_reward: float = -1.0
+    max_staleness: int = 0
+    learning_rate: float = 1e-6
+    adam_b1: float = 0.9
+    adam_b2: float = 0.98
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        _finite(self)
+        _at_least_one(self, "groups", "turns_per_update", "epochs")
+        _need(self.group_size >= 2, "group_size", self.group_size, "at least 2: an advantage compares siblings")
+        _need(0 < self.clip_low < 1, "clip_low", self.clip_low, "above 0 and below 1 (the paper has 0.2)")
+        _need(self.clip_high > 0, "clip_high", self.clip_high, "positive (the paper has 0.28)")
+        _need(self.max_staleness >= 0, "max_staleness", self.max_staleness, "0 (on-policy) or more")
+        _need(self.learning_rate > 0, "learning_rate", self.learning_rate, "positive")
+        for field in ("adam_b1", "adam_b2"):
+            value = getattr(self, field)
+            _need(0 <= value < 1, field, value, "at least 0 and below 1")
+        for field in ("min_reward_std", "weight_decay"):
+            value = getattr(self, field)
+            _need(value >= 0, field, value, "0 or more")
+        _need(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "positive")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Which tasks: paths or names of task tables, and the split to take from them. No table: the built-in worlds."""
+
+    tasks: tuple[str, ...] = ()
+    split: str = "train"
+
+    def __post_init__(self) -> None:
+        _need(all(self.tasks), "tasks", self.tasks, "free of empty names")
+        _need(bool(self.split), "split", self.split, "the name of a split, such as 'train'")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """How often to save, in iterations, and how many of the saved states to keep."""
+
+    every: int = 5
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "every", "keep")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoggingSettings:
+    """How often to write metrics, in iterations."""
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "every")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that is chosen for a run.
+
+    Attributes:
+      name: of the run; its files go to `out_dir`/`name`.
+      out_dir: folder of all runs.
+      seed: of parameters, sampling and task order.
+      iterations: rounds of rollout and update.
+    """
+
+    name: str = "run"
+    out_dir: str = "runs"
+    seed: int = 0
+    iterations: int = 90
+    model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
+    mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
+    dtypes: DtypeSettings = dataclasses.field(default_factory=DtypeSettings)
+    browser: BrowserSettings = dataclasses.field(default_factory=BrowserSettings)
+    agent: AgentSettings = dataclasses.field(default_factory=AgentSettings)
+    rollout: RolloutSettings = dataclasses.field(default_factory=RolloutSettings)
+    rl: RlSettings = dataclasses.field(default_factory=RlSettings)
+    data: DataSettings = dataclasses.field(default_factory=DataSettings)
+    checkpoint: CheckpointSettings = dataclasses.field(default_factory=CheckpointSettings)
+    logging: LoggingSettings = dataclasses.field(default_factory=LoggingSettings)
+
+    def __post_init__(self) -> None:
+        _need(bool(self.name) and "/" not in self.name, "name", self.name, "a plain name: it becomes a folder")
+        _need(0 <= self.seed < 2**32, "seed", self.seed, "between 0 and 2**32 - 1")
+        _at_least_one(self, "iterations")
+
+
+# --- Plain data in, checked records out ---------------------------------------------------------------------
+
+
+def _nearest(name: str, known: Sequence[str], prefix: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known)}"
+
+
+def _build(cls: type[T], data: object, path: str, base: T | None = None) -> T:
+    """The record of `cls` that `data` describes. What `data` leaves out comes from `base`, or has its default."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path or 'the configuration'} must be a group of settings, got {data!r}")
+    hints = typing.get_type_hints(cls)
+    prefix = f"{path}." if path else ""
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in hints:
+            raise ConfigError(f"unknown setting {prefix}{key}; {_nearest(str(key), list(hints), prefix)}")
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            values[key] = _build(hint, value, prefix + key, None if base is None else getattr(base, key))  # type: ignore[arg-type]
+            continue
+        try:
+            values[key] = msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{prefix}{key}={value!r}: {error}") from None
+    try:
+        return cls(**values) if base is None else dataclasses.replace(base, **values)  # type: ignore[type-var]
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}{error}") from None
+
+
+def from_dict(data: Mapping[str, Any]) -> RunConfig:
+    """A configuration from nested plain data; what is left out has its default.
+
+    Raises:
+      ConfigError: for an unknown setting, a wrong type or a value out of range, with its dotted path.
+    """
+    return _build(RunConfig, data, "")
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """The configuration as nested plain data, complete."""
+    return msgspec.to_builtins(config)
+
+
+def to_json(config: RunConfig) -> str:
+    """The configuration as indented JSON, complete, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(config), indent=2).decode() + "\n"
+
+
+def from_json(text: str | bytes) -> RunConfig:
+    """The inverse of `to_json`.
+
+    Raises:
+      ConfigError: as `from_dict`, and for text that is not JSON.
+    """
+    try:
+        data = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the configuration is not valid JSON: {error}") from None
+    return from_dict(data)
+
+
+def config_hash(config: RunConfig) -> str:
+    """SHA-256 (hex) of the canonical JSON: keys sorted, no spaces, a float setting always written as a float."""
+    canonical = from_dict(to_dict(config))
+    return hashlib.sha256(msgspec.json.encode(canonical, order="sorted")).hexdigest()
+
+
+# --- Presets and overrides ----------------------------------------------------------------------------------
+
+# In an installed package the presets lie inside it; in a checkout, beside it.
+PRESET_FOLDERS = (Path(__file__).parent / "configs", Path(__file__).parent.parent / "configs")
+
+
+def preset_files() -> dict[str, Path]:
+    """Name and file of every preset."""
+    return {path.stem: path for folder in PRESET_FOLDERS for path in sorted(folder.glob("[a-z]*.py"))}
+
+
+def load_preset(preset: str) -> RunConfig:
+    """The configuration that a preset gives: a name in `configs/`, or the path of a Python file.
+
+    Raises:
+      ConfigError: if there is no such preset, or its `get_config` does not give a `RunConfig`.
+    """
+    if preset.endswith(".py"):
+        path = Path(preset)
+        if not path.is_file():
+            raise ConfigError(f"there is no preset file {preset}: check the path")
+    else:
+        known = preset_files()
+        if preset not in known:
+            raise ConfigError(f"there is no preset {preset!r}; {_nearest(preset, list(known), '')}")
+        path = known[preset]
+    spec = importlib.util.spec_from_file_location(f"_owrl_preset_{path.stem}", path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ConfigError(f"{path} has no function get_config() -> RunConfig; a preset needs one")
+    config = module.get_config()
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"get_config() in {path} must return a RunConfig, got {type(config).__name__}")
+    return config
+
+
+def _parse(text: str, hint: Any) -> Any:
+    """The value that command-line text stands for, given its type. Text stays text where text is wanted."""
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    wants_text = hint is str or (str in typing.get_args(hint) and value is not None)
+    return text if wants_text else value
+
+
+def _nest(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"rl.epochs": 1}` as `{"rl": {"epochs": 1}}`, text parsed by the type of the setting."""
+    nested: dict[str, Any] = {}
+    for dotted, value in overrides.items():
+        *groups, leaf = dotted.split(".")
+        cls: Any = RunConfig
+        node = nested
+        for group in groups:
+            cls = typing.get_type_hints(cls).get(group) if dataclasses.is_dataclass(cls) else None
+            node = node.setdefault(group, {})
+        hint = typing.get_type_hints(cls).get(leaf) if dataclasses.is_dataclass(cls) else None
+        node[leaf] = _parse(value, hint) if isinstance(value, str) and hint is not None else value
+    return nested
+
+
+def resolve(preset: str | RunConfig | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """A complete, checked configuration.
+
+    Args:
+      preset: name or path of a preset, a configuration, or None for the defaults.
+      overrides: dotted name to value; text is read as JSON where the setting is not text itself.
+
+    Raises:
+      ConfigError: naming the dotted path, the value and what to do.
+    """
+    base = preset if isinstance(preset, RunConfig) else RunConfig() if preset is None else load_preset(preset)
+    return _build(RunConfig, _nest(overrides or {}), "", base)
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Takes `--rl.epochs 1` and `--seed=3` out of a command line. Returns the overrides and the other arguments.
+
+    Raises:
+      ConfigError: for a setting without a value.
+    """
+    top = {field.name for field in dataclasses.fields(RunConfig)}
+    overrides: dict[str, str] = {}
+    rest: list[str] = []
+    words = iter(argv)
+    for word in words:
+        name, has_value, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        if not word.startswith("--") or not ("." in name or name in top):
+            rest.append(word)
+            continue
+        if not has_value:
+            following = next(words, None)
+            if following is None:
+                raise ConfigError(f"--{name} needs a value after it")
+            value = following
+        overrides[name] = value
+    return overrides, rest
