@@ -85,9 +85,9 @@ class MeshSettings:
         for axis, size in sizes.items():
             _need(size == -1 or size >= 1, axis, size, "at least 1, or -1 for all devices that are left")
         free = [axis for axis, size in sizes.items() if size == -1]
-        if len(free) > 1:
-            raise ConfigError(
-                f"only one axis of the mesh can be -1, got {' and '.join(free)}: give a size to the others"
+        for axis in free[1:]:
+            _need(
+                False, axis, -1, f"a number of devices: only one axis can take what is left, and {free[0]} does already"
             )
 
 
