@@ -1,8 +1,8 @@
 """A small internet on loopback for tests of the egress proxy.
 
-Names under `.test` resolve to public-looking addresses, and a dialler leads those addresses to servers on 127.0.0.1; so
-nothing leaves the machine and the policy still sees a public site. `Secret` is the server that must never be reached: it
-counts every TCP connection and UDP packet.
+Names under `.test` resolve to public-looking addresses, and a dialler leads those addresses to servers on 127.0.0.1;
+so nothing leaves the machine and the policy still sees a public site. `Secret` is the server that must never be
+reached: it counts every TCP connection and UDP packet.
 """
 
 from __future__ import annotations

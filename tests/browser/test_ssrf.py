@@ -84,9 +84,10 @@ class Rig:
 
 SPELLINGS = [
     "127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "017700000001", "0", "0.0.0.0",
-    "127.0.0.1.", "%31%32%37.0.0.1", "①②⑦.⓪.⓪.①", "127。0。0。1", "１２７.0.0.1", "user:pw@127.0.0.1", "127.255.255.254",
-    "localhost", "LOCALHOST.", "a.localhost", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]",
-    "[0:0:0:0:0:0:0:1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "secret.test", "secret6.test", "both.test",
+    "127.0.0.1.", "%31%32%37.0.0.1", "①②⑦.⓪.⓪.①", "127。0。0。1", "１２７.0.0.1", "user:pw@127.0.0.1",
+    "127.255.255.254", "localhost", "LOCALHOST.", "a.localhost", "[::1]", "[::]", "[::ffff:127.0.0.1]",
+    "[::ffff:7f00:1]", "[0:0:0:0:0:0:0:1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "secret.test", "secret6.test",
+    "both.test",
 ]  # fmt: skip
 
 # name -> page of the attacker; {s} is http://<private host>:<port>, {w} the same for WebSockets, {hp} host:port.
@@ -111,7 +112,7 @@ PAGES = {
     "popup": "<script>window.open('{s}/pop')</script>",
     "prefetch": "<link rel=prefetch href='{s}/pf'><link rel=preload as=image href='{s}/pl'>",
     "module import": "<script type=module>import('{s}/mod.js')</script>",
-    "worker fetch": "<script>new Worker(URL.createObjectURL(new Blob([\"fetch('{s}/wk',{{mode:'no-cors'}})\"])))</script>",
+    "worker fetch": "<script>new Worker('data:text/javascript,fetch(\"{s}/wk\",{{mode:\"no-cors\"}})')</script>",
     "data iframe": "<iframe src=\"data:text/html,<img src='{s}/di'>\"></iframe>",
     "ping": "<a id=a href='#x' ping='{s}/ping'>x</a><script>a.click()</script>",
     "csp report": "<img src='http://attack.test/none'>",  # sent with a report-uri, see below
