@@ -68,7 +68,7 @@ class FleetConfig:
     launch_jitter_s: float = 0.2
     launch_deadline_s: float = 20.0
     launch_attempts: int = 2
-    end_deadline_s: float = 5.0
+    end_deadline_s: float = 8.0
     rss_drain_mib: float = 1500.0
     rss_kill_mib: float = 4000.0
 
@@ -321,14 +321,19 @@ class Fleet:
         self._keep(task)
 
     async def _close_engine(self, generation: int, engine: Engine) -> None:
-        """Polite close within the deadline, then the group is killed; never raises."""
+        """Polite close within the deadline; then the group is killed and the close finished. Never raises."""
         pgid = engine.pgid
         try:
-            async with asyncio.timeout(self._config.end_deadline_s):
-                await engine.close()
-        except Exception as error:  # noqa: BLE001 - TimeoutError included: whatever happened, the group must go
-            _log.warning("browser %d did not close: %s: %s", generation, type(error).__name__, error)
-            _kill_group(pgid)
+            for attempt in ("politely", "after SIGKILL"):
+                try:
+                    async with asyncio.timeout(self._config.end_deadline_s):
+                        await engine.close()
+                    break
+                except Exception as error:  # noqa: BLE001 - TimeoutError included: whatever happened, the group must go
+                    _log.warning(
+                        "browser %d did not close %s: %s: %s", generation, attempt, type(error).__name__, error
+                    )
+                    _kill_group(pgid)
         finally:
             self._engines.pop(generation, None)
             self._on_change()

@@ -28,6 +28,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+from owrl_jax.browser.source import NoSandbox
 from owrl_jax.outcome import Outcome, Owner, Phase, Reason, from_exception
 from owrl_jax.pool.fleet import Engine, Fleet, FleetConfig, FleetCounts
 from owrl_jax.pool.leases import Audit, BrowserState, Lease, LeaseBook
@@ -56,14 +57,6 @@ class Sandbox(Protocol):
     async def reset(self, task: Task) -> StepResult: ...
     async def step(self, calls: Sequence[ToolCall]) -> StepResult: ...
     async def close(self) -> None: ...
-
-
-class NoSandbox(Exception):
-    """No sandbox could be had; `outcome` says why (no capacity, launch failed, browser missing, shutting down)."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(f"{outcome.key}: {outcome.message}")
-        self.outcome = outcome
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +93,7 @@ class SandboxPoolConfig:
     acquire_deadline_s: float = 600.0
     max_waiting: int = 1024
     release_deadline_s: float = 8.0
-    end_deadline_s: float = 5.0
+    end_deadline_s: float = 8.0
     tick_s: float = 0.5
     pressure: PressureConfig = dataclasses.field(default_factory=PressureConfig)
 
@@ -146,7 +139,12 @@ class LeasedSandbox:
         self.outcome: Outcome | None = None
 
     @property
-    def inner(self) -> Sandbox:
+    def released(self) -> bool:
+        """Whether the lease has been given back, or is being given back."""
+        return self._pool.is_released(self.lease)
+
+    @property
+    def inner(self) -> Any:
         """The sandbox itself, for what the protocol does not have (recording, tests)."""
         return self._inner
 
@@ -344,6 +342,10 @@ class SandboxPool:
     def heartbeat(self, lease: Lease) -> bool:
         """A sign of life from the holder; False if the lease is over."""
         return self._book.valid(lease.id) and self._book.heartbeat(lease.id)
+
+    def is_released(self, lease: Lease) -> bool:
+        """Whether a lease of this pool has been given back, or is being given back."""
+        return lease.id not in self._live or lease.id in self._releases
 
     async def release(self, sandbox: LeasedSandbox) -> None:
         """Gives a sandbox back: idempotent, and finished even if the caller is cancelled while it waits."""

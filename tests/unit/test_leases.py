@@ -23,6 +23,13 @@ def up(book):
     return generation
 
 
+def grant(book, ttl_s=9.0):
+    """A lease on the browser that the ledger itself would choose."""
+    place = book.place()
+    assert place is not None
+    return book.grant(place, ttl_s=ttl_s)
+
+
 def give_back(book, lease):
     assert book.begin_release(lease.id)
     book.finish_release(lease.id)
@@ -31,7 +38,7 @@ def give_back(book, lease):
 def test_spreads_over_browsers_before_it_doubles_up():
     book = LeaseBook(contexts_per_browser=2, recycle_after=10)
     first, second = up(book), up(book)
-    places = [book.grant(book.place(), ttl_s=9).generation for _ in range(4)]
+    places = [grant(book).generation for _ in range(4)]
     assert places == [first, second, first, second]
     assert book.place() is None and book.free_places() == 0
     with pytest.raises(ValueError, match="no room"):
@@ -141,11 +148,10 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.book.place() is not None)
     @rule(target=leases)
     def grant(self):
-        generation = self.book.place()
-        assert generation not in self.dead
-        lease = self.book.grant(generation, ttl_s=self.TTL)
-        self.granted_on[generation] += 1
-        self.on[generation].add(lease.id)
+        lease = grant(self.book, self.TTL)
+        assert lease.generation not in self.dead
+        self.granted_on[lease.generation] += 1
+        self.on[lease.generation].add(lease.id)
         self.given[lease.id] = self.clock.now
         return lease
 

@@ -5,7 +5,6 @@ under the test's control.
 """
 
 import asyncio
-import contextlib
 import random
 
 import pytest
@@ -75,7 +74,8 @@ class House:
 
     def __init__(self, *, cores=2, **config):
         self.engines, self.launching, self.most_launching = [], 0, 0
-        self.launch_s, self.launch_error, self.mem = 0.0, None, 0.1
+        self.launch_s, self.mem = 0.0, 0.1
+        self.launch_error: Exception | None = None
         settings = {
             "max_episodes": 2,
             "contexts_per_browser": 2,
@@ -112,9 +112,14 @@ class House:
         assert all(engine.closed == 1 for engine in self.engines), "every engine is closed exactly once"
 
 
+def ending(result_or_sandbox) -> Outcome:
+    assert result_or_sandbox.outcome is not None
+    return result_or_sandbox.outcome
+
+
 async def eventually(condition, seconds=2.0):
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
 
 
@@ -219,7 +224,7 @@ async def test_a_dead_browser_ends_its_own_leases_alone():
         first.alive = False
         lost = [t for s, t in zip(held, steps, strict=True) if s.inner.engine is first]
         for result in await asyncio.wait_for(asyncio.gather(*lost), 2):
-            assert result.outcome.key == "sandbox_error/browser_gone" and result.outcome.retryable
+            assert ending(result).key == "sandbox_error/browser_gone" and ending(result).retryable
             assert [r.status.value for r in result.results] == ["skipped", "skipped"]
         for sandbox in others:
             sandbox.inner.gate.set()
@@ -242,7 +247,7 @@ async def test_silence_loses_the_lease_and_a_call_keeps_it():
             await asyncio.sleep(0.05)
             await lively.step((CALL,))
         await eventually(lambda: quiet.inner.closed == 1)
-        assert (await quiet.step((CALL,))).outcome.key == "sandbox_error/lease_lost"
+        assert ending(await quiet.step((CALL,))).key == "sandbox_error/lease_lost"
         assert not quiet.heartbeat() and lively.heartbeat()
         assert (await lively.step((CALL,))).outcome is None
         await quiet.close()
@@ -263,7 +268,7 @@ async def test_a_sandbox_that_raises_is_a_bug_with_an_outcome():
     async with House() as house, house.pool.episode() as sandbox:
         sandbox.inner.error = KeyError("nobody mapped this")
         result = await sandbox.step((CALL,))
-        assert result.outcome.key == "sandbox_error/unknown" and "KeyError" in result.outcome.traceback
+        assert ending(result).key == "sandbox_error/unknown" and "KeyError" in (ending(result).traceback or "")
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -279,7 +284,7 @@ async def test_a_context_that_does_not_close_costs_its_browser_not_its_siblings(
             assert (await sibling.step((CALL,))).outcome is None
             assert house.pool.audit().browsers.get("draining") == 1
         else:
-            assert (await sibling.step((CALL,))).outcome.key == "sandbox_error/browser_gone"
+            assert ending(await sibling.step((CALL,))).key == "sandbox_error/browser_gone"
         await sibling.close()
         await eventually(lambda: engine.closed == 1)
 
@@ -295,7 +300,7 @@ async def test_browsers_are_recycled_by_count_and_by_memory():
         async with house.pool.episode() as sandbox:
             house.engines[-1].rss = 1000.0
             await eventually(lambda: sandbox.outcome is not None)
-            assert sandbox.outcome.detail == "out_of_memory" and sandbox.outcome.rss_mib == 1000.0
+            assert ending(sandbox).detail == "out_of_memory" and ending(sandbox).rss_mib == 1000.0
 
 
 async def test_closing_tells_the_waiting_and_the_holders():
@@ -307,7 +312,7 @@ async def test_closing_tells_the_waiting_and_the_holders():
     await asyncio.gather(house.pool.close(), house.pool.close())
     with pytest.raises(NoSandbox) as refused:
         await waiting
-    assert refused.value.outcome.key == "cancelled/shutdown" == holder.outcome.key
+    assert refused.value.outcome.key == "cancelled/shutdown" == ending(holder).key
     await holder.close()
     with pytest.raises(NoSandbox):
         await house.pool.acquire()
@@ -336,11 +341,7 @@ async def test_cancelled_twice_anywhere_nothing_leaks(seed):
                 await asyncio.sleep(0)
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2):
-                while house.pool.audit().live:
-                    await asyncio.sleep(0.002)
-        assert house.pool.audit().live == 0
+        await eventually(lambda: house.pool.audit().live == 0)
         async with house.pool.episode() as sandbox:  # and it still works
             assert (await sandbox.step((CALL,))).outcome is None
 
