@@ -49,16 +49,6 @@ COMMANDS: tuple[Command, ...] = (
     _command("test", "owrl_jax.cli:test", "the test suite (in a checkout: ./owrl test)"),
 )
 
-# Which extra brings a module that a command may find missing.
-EXTRA_OF = {
-    **dict.fromkeys(("jax", "jaxlib", "flax", "optax", "orbax", "safetensors", "jaxtyping", "grain"), "learner"),
-    **dict.fromkeys(("tensorflow_datasets", "ml_dtypes"), "learner"),
-    **dict.fromkeys(("playwright", "starlette", "uvicorn"), "host"),
-    **dict.fromkeys(("ray", "xmanager"), "launch"),
-    "openai": "judge",
-    **dict.fromkeys(("pytest", "hypothesis", "beartype", "miniwob"), "dev"),
-}
-
 
 def usage(commands: Sequence[Command] = COMMANDS) -> str:
     """The text of `owrl --help`."""
@@ -89,12 +79,15 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
     try:
         return by_name[name].run(rest)
     except ModuleNotFoundError as error:
-        extra = EXTRA_OF.get((error.name or "").partition(".")[0])
+        from owrl_jax.doctor import extra_of
+
+        extra = extra_of(error.name or "")
         if extra is None:
             raise
+        package = "owrl-jax" if extra == "core" else f"owrl-jax[{extra}]"
         print(
-            f"owrl {name}: the package {error.name!r} is not installed. Install the extra that has it "
-            f"(pip install 'owrl-jax[{extra}]'), or use ./owrl in a checkout, which installs what a command needs.",
+            f"owrl {name}: the package {error.name!r} is not installed. Install what has it (pip install '{package}'), "
+            "or use ./owrl in a checkout, which installs what a command needs.",
             file=sys.stderr,
         )
         return 1

