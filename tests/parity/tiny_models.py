@@ -70,14 +70,11 @@ def tiny_hf_config(kind: Kind, **overrides: Any) -> dict[str, Any]:
 
     Args:
       kind: one of `KINDS`.
-      overrides: replace a top-level value; a dict (`text_config`, `vision_config`) replaces single values in the old one.
+      overrides: replace a top-level value; a dict (`text_config`, `vision_config`) replaces values in the old one.
     """
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 5e6}
-    common = {
-        "model_type": _MODEL_TYPE[kind],
-        "architectures": [_ARCHITECTURES[_MODEL_TYPE[kind]][1]],
-        "dtype": "float32",
-    }
+    family = _MODEL_TYPE[kind]
+    common = {"model_type": family, "architectures": [_ARCHITECTURES[family][1]], "dtype": "float32"}
     if kind == "text":
         config = common | _TEXT | {"rope_parameters": rope, "tie_word_embeddings": True, "use_sliding_window": False}
     else:
