@@ -237,7 +237,8 @@ class ImageProcessor:
             given = {name: value for name, value in sources.items() if value is not None}
             if len(set(given.values())) > 1:
                 raise ValueError(f"{given} name one limit with different values: keep one of them")
-            limits.update({field: value for value in given.values()})
+            if given:
+                limits[field] = next(iter(given.values()))
         fields = {key: knobs.pop(key) for key in ("patch_size", "merge_size") if key in knobs}
         off = {key for key in _MUST_BE_OFF if knobs.get(key) is False}
         unknown = sorted(set(knobs) - _WITHOUT_EFFECT - off) + sorted(f"size.{key}" for key in size)
@@ -303,7 +304,9 @@ def _to_rgb(image: Any) -> Image.Image:
     elif isinstance(image, Image.Image):
         picture = image
     elif isinstance(image, list | tuple):
-        raise BadImage("video", f"got {len(image)} items; frames of a video are not supported, pass one image at a time")
+        raise BadImage(
+            "video", f"got {len(image)} items; frames of a video are not supported, pass one image at a time"
+        )
     else:
         raise BadImage("type", f"expected a PIL image, a uint8 array or bytes, got {type(image).__name__}")
     if min(picture.size) < 1:
@@ -321,7 +324,8 @@ def _to_rgb(image: Any) -> Image.Image:
 
 
 def _decode(data: bytes) -> Image.Image:
-    if data[4:8] == b"ftyp" or data[:4] in (b"\x1aE\xdf\xa3", b"RIFF") and data[8:12] != b"WEBP":
+    # MP4 and QuickTime; Matroska and WebM; AVI (RIFF also frames WebP pictures)
+    if data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] != b"WEBP"):
         raise BadImage("video", "these bytes are a video file; pass one screenshot as PNG or JPEG")
     try:
         picture = Image.open(io.BytesIO(data), formats=_FORMATS)

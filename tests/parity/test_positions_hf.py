@@ -73,11 +73,10 @@ def test_positions_equal_transformers(grids, padding):
 def test_packed_rows_restart_and_equal_each_sequence_alone():
     rng = np.random.default_rng(3)
     parts = [[(2, 4), (6, 2)], [], [(8, 4)]]
-    rows = [row_of(rng, grids, lead=4) for grids in parts]
+    rows = [row_of(rng, part, lead=4) for part in parts]
     starts = np.cumsum([0] + [r.size for r in rows[:-1]])
-    got = ours.mrope_positions(
-        np.concatenate(rows), sum(parts, []), image_token_id=IMAGE, segment_starts=starts.tolist()
-    )
+    grids = [grid for part in parts for grid in part]
+    got = ours.mrope_positions(np.concatenate(rows), grids, image_token_id=IMAGE, segment_starts=starts.tolist())
     alone = [hf_rope_index(row, grids) for row, grids in zip(rows, parts, strict=True)]
     np.testing.assert_array_equal(got.positions, np.concatenate([p for p, _ in alone], axis=1))
     assert got.rope_delta.tolist() == [d for _, d in alone]

@@ -137,9 +137,7 @@ def visual_index(
     return np.where(visual, first_row + np.cumsum(visual) - 1, -1).astype(np.int32)
 
 
-def plan_vision(
-    grids: Sequence[Grid], *, bucket: int | None, position_side: int = 48, merge: int = 2
-) -> VisionPlan:
+def plan_vision(grids: Sequence[Grid], *, bucket: int | None, position_side: int = 48, merge: int = 2) -> VisionPlan:
     """Indices for the vision tower over images that lie one after the other in one patch buffer.
 
     Args:
