@@ -16,6 +16,7 @@ import difflib
 import hashlib
 import importlib.util
 import math
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -118,6 +119,7 @@ class BrowserSettings:
     max_episodes: int | None = None
 
     def __post_init__(self) -> None:
+        _finite(self)
         _need(
             all(100 <= side <= 8192 for side in self.viewport), "viewport", self.viewport, "100 to 8192 pixels a side"
         )
@@ -164,6 +166,7 @@ class RolloutSettings:
     top_k: int = 0
 
     def __post_init__(self) -> None:
+        _finite(self)
         _need(
             self.temperature > 0,
             "temperature",
@@ -401,7 +404,8 @@ def _parse(text: str, hint: Any) -> Any:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
-    wants_text = hint is str or (str in typing.get_args(hint) and value is not None)
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    wants_text = hint is str or (is_union and str in typing.get_args(hint) and value is not None)
     return text if wants_text else value
 
 
