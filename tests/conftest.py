@@ -4,6 +4,7 @@ jax reads its settings from the environment when it is first imported, so they a
 is; a run that never imports jax pays nothing, and a Python that a test starts as a subprocess inherits them.
 """
 
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -46,9 +47,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-torch", action="store_true", help="run as if PyTorch were not installed")
 
 
+class _WithoutTorch(importlib.machinery.PathFinder):
+    """Finds everything but PyTorch, for `find_spec` as for `import`."""
+
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):  # type: ignore[override]
+        return None if fullname.partition(".")[0] == "torch" else super().find_spec(fullname, path, target)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--no-torch"):
-        sys.modules["torch"] = None  # type: ignore[assignment]  # from here on `import torch` raises ImportError
+        usual = importlib.machinery.PathFinder
+        sys.meta_path[:] = [_WithoutTorch if finder is usual else finder for finder in sys.meta_path]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

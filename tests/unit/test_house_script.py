@@ -49,7 +49,7 @@ def write_program(path: Path, text: str) -> None:
 
 
 class Tree:
-    """A copy of what the script needs, on a path with a space in it, and a PATH on which only our interpreters lie."""
+    """A copy of what the script needs, with a space in its path, and a PATH on which only our own interpreters lie."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "a tree"
@@ -84,8 +84,11 @@ class Tree:
         """Runs ./owrl."""
         folders = [self.path, *sorted(self.path.parent.glob("python-*"))]
         environment = {
-            "PATH": os.pathsep.join(map(str, folders)), "HOME": str(self.home), "LOG": str(self.log), "TOOLS": str(self.tools),
-        }  # fmt: skip
+            "PATH": os.pathsep.join(map(str, folders)),
+            "HOME": str(self.home),
+            "LOG": str(self.log),
+            "TOOLS": str(self.tools),
+        }
         return subprocess.run(
             [str(command or self.root / "owrl"), *arguments],
             capture_output=True, text=True, env=environment, cwd=cwd or self.home, timeout=60, check=False,

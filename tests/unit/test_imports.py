@@ -119,22 +119,35 @@ def test_a_cpu_host_needs_no_jax():
     """Every module that a CPU host may load imports where jax and flax do not exist."""
     out = run_python(
         """
-        import importlib, pkgutil, sys
+        import importlib, importlib.machinery, importlib.util, pkgutil, sys
 
+        usual = importlib.machinery.PathFinder
         blocked = ("jax", "jaxlib", "flax", "optax", "orbax", "torch")
-        sys.modules.update(dict.fromkeys(blocked))  # a name that stands for None cannot be imported
+
+        class CpuHost(usual):
+            @classmethod
+            def find_spec(cls, name, path=None, target=None):
+                return None if name.partition(".")[0] in blocked else super().find_spec(name, path, target)
+
+        sys.meta_path[:] = [CpuHost if finder is usual else finder for finder in sys.meta_path]
+        for name in blocked:
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError:
+                continue
+            raise SystemExit(f"{name} can still be imported")
         names = [f"owrl_jax.{m}" for m in ("types", "outcome", "geometry", "config", "cli", "doctor")]
         for room in ("agent", "browser", "worlds", "pool"):
+            if importlib.util.find_spec(f"owrl_jax.{room}") is None:
+                continue
             package = importlib.import_module(f"owrl_jax.{room}")
             names += [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
         for name in names:
             importlib.import_module(name)
-        print(len(names), [name for name in blocked if sys.modules[name] is not None])
+        print(len(names))
         """
     )
-    count, _, imported = out.strip().partition(" ")
-    assert int(count) > 20
-    assert imported == "[]"
+    assert int(out) > 20
 
 
 def test_importing_the_package_imports_nothing_heavy():
