@@ -2,6 +2,7 @@
 
 from owrl_jax.browser.config import Deadlines, EngineConfig, SandboxConfig, SettleCaps
 from owrl_jax.browser.engine import BrowserBinary, BrowserEngine, BrowserMissing, find_browser
+from owrl_jax.browser.sandbox import Sandbox, SandboxProtocol
 
 __all__ = [
     "BrowserBinary",
@@ -9,7 +10,9 @@ __all__ = [
     "BrowserMissing",
     "Deadlines",
     "EngineConfig",
+    "Sandbox",
     "SandboxConfig",
+    "SandboxProtocol",
     "SettleCaps",
     "find_browser",
 ]

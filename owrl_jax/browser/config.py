@@ -55,22 +55,30 @@ class SettleCaps:
     Attributes:
       grace_s: for the action to ask for a navigation; scripts that navigate a moment after the click need it.
       commit_s: for a requested navigation to deliver its document.
-      load_s: for the load event after the document has arrived.
-      fonts_s, images_s: for fonts, and for images that are in view.
+      load_s: for the document to be parsed, after it has arrived.
+      fonts_s, images_s: for fonts, and for images that are in view. One that hangs must not hold the picture for a second.
       request_s: for one request of the page's own site; an older one is a poll or a stream and is not waited for.
+      foreign_s: for a script or style sheet of another site, while the page is loading.
+      render_s: for the page to show what its last request brought.
       quiet_s: how long the DOM must have been still.
       restless_s: for the DOM to become still; past it the page is one that never rests.
-      total_s: for everything after the document has arrived.
+      restless_again_s: the same for a document that never rested before.
+      reloads: documents that may arrive in one wait before the page counts as one that reloads itself without end.
+      total_s: for everything after a document has arrived.
     """
 
     grace_s: float = 0.1
     commit_s: float = 9.0
     load_s: float = 3.0
     fonts_s: float = 0.4
-    images_s: float = 1.5
+    images_s: float = 0.6
     request_s: float = 2.5
+    foreign_s: float = 1.0
+    render_s: float = 0.05
     quiet_s: float = 0.08
-    restless_s: float = 1.0
+    restless_s: float = 0.8
+    restless_again_s: float = 0.15
+    reloads: int = 4
     total_s: float = 5.0
 
 
@@ -84,7 +92,8 @@ class EngineConfig:
       endpoint_headers: headers for that address, credentials of a browser service among them.
       tag: mark on the command line of our processes, by which a sweep recognises its own orphans.
       begin_frame: draw frames only on request (headless shell alone can); None means where possible.
-      extra_args: further command-line arguments, for instance those of the egress proxy.
+      egress: send all traffic through an egress proxy that enforces the address rules (launched browsers only).
+      extra_args: further command-line arguments.
       launch_s: time to become ready.
     """
 
@@ -93,6 +102,7 @@ class EngineConfig:
     endpoint_headers: tuple[tuple[str, str], ...] = ()
     tag: str = "owrl"
     begin_frame: bool | None = None
+    egress: bool = True
     extra_args: tuple[str, ...] = ()
     launch_s: float = 20.0
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from owrl_jax.browser.config import EngineConfig
+from owrl_jax.browser.egress import EGRESS_FLAGS, EgressProxy
 from owrl_jax.browser.process import BASE_ARGS, BEGIN_FRAME_ARGS, BrowserProcess, LaunchError
 
 _log = logging.getLogger(__name__)
@@ -226,10 +227,19 @@ class ContextHandle:
 
 
 class BrowserEngine:
-    """One browser process, or one connection to a remote one. Start once, close once; closing is idempotent."""
+    """One browser process, or one connection to a remote one. Start once, close once; closing is idempotent.
 
-    def __init__(self, config: EngineConfig | None = None) -> None:
+    Args:
+      config: see there.
+      egress: a running proxy through which all traffic of a launched browser goes, for engines to share. Without one the
+        engine runs its own, unless `config.egress` is off. A remote browser cannot reach a proxy of ours: what it may
+        visit is up to the network it stands in, and a warning says so.
+    """
+
+    def __init__(self, config: EngineConfig | None = None, *, egress: EgressProxy | None = None) -> None:
         self.config = config or EngineConfig()
+        self.egress = egress
+        self._own_egress: EgressProxy | None = None
         self.binary: BrowserBinary | None = None
         self.begin_frame = False
         self.browser: Any = None  # playwright.async_api.Browser
@@ -312,6 +322,11 @@ class BrowserEngine:
 
     async def _start(self) -> None:
         address = self.config.endpoint
+        if address is not None:
+            self.egress = None
+            _log.warning(
+                "the remote browser at %s is not behind our egress proxy: its network must refuse for us", address
+            )
         driver = asyncio.ensure_future(_Driver.take())  # takes as long as the browser: do both at the same time
         try:
             if address is None:
@@ -321,9 +336,10 @@ class BrowserEngine:
                     raise BrowserMissing(
                         f"frames on request (begin_frame=True) need a headless shell; {self.binary.path} is none"
                     )
-                args = [*BASE_ARGS, *(BEGIN_FRAME_ARGS if self.begin_frame else ()), *self.config.extra_args]
+                args = [*BASE_ARGS, *(BEGIN_FRAME_ARGS if self.begin_frame else ()), *await self._egress_args()]
                 if self.binary.kind == "chromium":
                     args.append("--headless=new")
+                args.extend(self.config.extra_args)
                 self._process, address = await BrowserProcess.launch(
                     self.binary.path, args, tag=self.config.tag, timeout_s=self.config.launch_s
                 )
@@ -340,6 +356,12 @@ class BrowserEngine:
         self.version = version.get("product", "")
         self.platform = version.get("userAgent", "")
 
+    async def _egress_args(self) -> list[str]:
+        if self.egress is None and self.config.egress:
+            self._own_egress = self.egress = EgressProxy()
+            await self._own_egress.start()
+        return [*EGRESS_FLAGS, *self.egress.launch_flags()] if self.egress is not None else []
+
     def _disconnected(self) -> None:
         self._connected = False
 
@@ -355,3 +377,5 @@ class BrowserEngine:
         if self._driver is not None:
             driver, self._driver = self._driver, None
             await driver.give_back()
+        if self._own_egress is not None:
+            await self._own_egress.stop()

@@ -167,8 +167,8 @@ class BrowserProcess:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.exited.wait(), 5.0)
         deadline = time.monotonic() + 5.0
-        while self.members() and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)  # noqa: ASYNC110 - the children are not ours to wait for, only to look at
+        while self.members() and time.monotonic() < deadline:  # noqa: ASYNC110 - no event tells of them
+            await asyncio.sleep(0.01)
         await asyncio.to_thread(shutil.rmtree, self.home, True)
 
     def kill(self) -> None:

@@ -1,0 +1,144 @@
+"""The one place where things that go wrong in a sandbox become outcomes.
+
+Code that knows what happened raises a `Fault` with its typed reason. Everything else (driver errors, deadlines, full
+disks) is mapped by `outcome_of`, by exception class and by Chromium's own error names, never by free text of a page.
+What maps to nothing is `sandbox_error/unknown` with its traceback: counted as a bug of ours, never as a failure of the
+policy.
+
+`within` puts a deadline on an await; the sandbox uses no other way to wait for the browser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from owrl_jax.outcome import Outcome, Owner, Phase, Reason, from_exception
+
+_T = TypeVar("_T")
+
+
+class Fault(Exception):
+    """Something that ends the episode, and what it is. Arguments as in `Outcome`."""
+
+    def __init__(self, reason: Reason, detail: str, message: str, *, owner: Owner | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.detail = detail
+        self.owner = owner
+
+
+class DeadlineExceeded(Exception):
+    """An await took longer than it may."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(f"{what} took longer than {seconds:g} s")
+        self.what = what
+        self.seconds = seconds
+
+
+class NavigationFailed(Exception):
+    """The browser could not open an address. `error` is Chromium's name for it, such as `net::ERR_NAME_NOT_RESOLVED`."""
+
+    def __init__(self, url: str, error: str) -> None:
+        super().__init__(f"{url}: {error}")
+        self.url = url
+        self.error = error
+
+
+async def within(seconds: float, awaitable: Awaitable[_T], what: str) -> _T:
+    """The result of `awaitable`, or `DeadlineExceeded` naming what was waited for."""
+    try:
+        async with asyncio.timeout(max(seconds, 0.001)):
+            return await awaitable
+    except TimeoutError as error:
+        raise DeadlineExceeded(what, seconds) from error
+
+
+# Chromium's error names by kind. What is not here is `nav_aborted`.
+_NAVIGATION: tuple[tuple[str, str], ...] = (
+    (r"NAME_NOT_RESOLVED|NAME_RESOLUTION|DNS_|ICANN_NAME", "nav_dns"),
+    (r"TOO_MANY_REDIRECTS", "redirect_loop"),
+    (r"CERT_|SSL_|TLS|BAD_SSL", "nav_tls"),
+    (r"TIMED_OUT|TIMEOUT", "nav_timeout"),
+    (r"EMPTY_RESPONSE|INVALID_RESPONSE|INVALID_HTTP|HTTP2_|QUIC_|CONTENT_|RESPONSE_HEADERS|INCOMPLETE", "bad_response"),
+    (r"CONNECTION_|ADDRESS_|INTERNET_DISCONNECTED|NETWORK_|TUNNEL_|PROXY_|SOCKET_", "nav_refused"),
+)
+
+
+def navigation_detail(error: str) -> str:
+    """The outcome detail for a Chromium network error name."""
+    return next((detail for pattern, detail in _NAVIGATION if re.search(pattern, error)), "nav_aborted")
+
+
+_GONE = re.compile(r"has been closed|Target closed|Browser closed|Connection closed|disconnected|pipe closed", re.I)
+
+
+def outcome_of(
+    error: BaseException,
+    *,
+    phase: Phase,
+    browser_alive: bool,
+    crashed: bool = False,
+    latency_ms: float | None = None,
+    rss_mib: float | None = None,
+) -> Outcome:
+    """The outcome that an exception ends an episode with.
+
+    Args:
+      error: what was caught.
+      phase: what the sandbox was doing.
+      browser_alive: whether the browser still runs; if not, that is the cause and not whatever failed because of it.
+      crashed: whether the renderer of the page is gone.
+      latency_ms, rss_mib: for the record.
+    """
+    reason, detail, owner = _classify(error, browser_alive=browser_alive, crashed=crashed)
+    return from_exception(
+        error, reason=reason, detail=detail, phase=phase, owner=owner, latency_ms=latency_ms, rss_mib=rss_mib
+    )
+
+
+def _classify(error: BaseException, *, browser_alive: bool, crashed: bool) -> tuple[Reason, str, Owner | None]:
+    if isinstance(error, Fault) and error.reason not in (Reason.SANDBOX_ERROR,):
+        return error.reason, error.detail, error.owner
+    if not browser_alive:
+        return Reason.SANDBOX_ERROR, "browser_gone", None
+    if isinstance(error, Fault):
+        return error.reason, error.detail, error.owner
+    if isinstance(error, NavigationFailed):
+        return Reason.ENVIRONMENT_ERROR, navigation_detail(error.error), None
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Reason.SANDBOX_ERROR, "disk_full", None
+    if isinstance(error, MemoryError):
+        return Reason.SANDBOX_ERROR, "out_of_memory", None
+    if crashed:
+        return Reason.SANDBOX_ERROR, "renderer_crash", None
+    if isinstance(error, DeadlineExceeded):
+        return Reason.SANDBOX_ERROR, "step_deadline" if error.what == "step" else "cdp_timeout", None
+    if is_gone(error) or isinstance(error, ConnectionError):
+        return Reason.SANDBOX_ERROR, "transport", None
+    return Reason.SANDBOX_ERROR, "unknown", Owner.SANDBOX
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether a driver error says that the page, context or browser it concerned is closed."""
+    return type(error).__name__ == "TargetClosedError" or (
+        type(error).__module__.startswith("playwright") and _GONE.search(str(error)) is not None
+    )
+
+
+def is_stale_context(error: BaseException) -> bool:
+    """Whether a driver error says that the document was replaced while we asked: to be asked again, not a fault."""
+    return type(error).__module__.startswith("playwright") and (
+        re.search(
+            r"Cannot find context|context was destroyed|Cannot find object|Could not find object|Inspected target navigated|"
+            r"uniqueContextId not found|Frame .*not found|No frame|Execution context|No node with given id|"
+            r"Could not find node|not attached|does not belong to the document|Object reference chain|Promise was collected",
+            str(error),
+            re.I,
+        )
+        is not None
+    )
