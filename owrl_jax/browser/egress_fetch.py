@@ -120,7 +120,7 @@ async def _chunked(reader: asyncio.StreamReader, data: bytes, max_bytes: int) ->
         if len(data) < wanted + 2:
             data = await _until(reader, data, wanted + 2)
         body, data = body + data[:wanted], data[wanted + 2 :]
-        if size == 0 or wanted < size or len(data) == 0 and reader.at_eof():
+        if size == 0 or wanted < size or (not data and reader.at_eof()):
             break
     return body
 

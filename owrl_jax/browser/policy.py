@@ -196,10 +196,7 @@ class UrlPolicy:
 
     def is_exception(self, host: str, port: int) -> bool:
         """Whether `host`:`port` is one of the explicit exceptions (canonical text of the host)."""
-        if (host, port) in self.exceptions:
-            return True
-        parents = host.split(".")[1:] if self.exceptions else []
-        return any(("*." + ".".join(parents[i:]), port) in self.exceptions for i in range(len(parents)))
+        return is_excepted(host, port, self.exceptions)
 
     @staticmethod
     def _private(name: str, why: str) -> Refusal:
@@ -208,6 +205,14 @@ class UrlPolicy:
             host=name,
             message=f"{_shown(name)} was not opened: it is {why}, and only the public web may be visited.",
         )
+
+
+def is_excepted(host: str, port: int, exceptions: frozenset[tuple[str, int]]) -> bool:
+    """Whether (host, port) is among `exceptions`, by itself or as a subdomain of a `*.name` entry."""
+    if (host, port) in exceptions:
+        return True
+    parents = host.split(".")[1:] if exceptions else []
+    return any(("*." + ".".join(parents[i:]), port) in exceptions for i in range(len(parents)))
 
 
 def _matches(host: str, domains: Iterable[str]) -> bool:
@@ -251,6 +256,3 @@ def url_host_port(url: str) -> tuple[str, int] | None:
     except BadHost:
         return None
     return None if host is None or port is None else (host_text(host), port)
-
-
-__all__ = ["DEFAULT_PORTS", "Refusal", "UrlPolicy", "registrable_domain", "split_url", "url_host_port"]
