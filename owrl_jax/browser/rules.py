@@ -7,7 +7,7 @@ meanwhile) is not refused: there is nothing there any more to act on.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from owrl_jax.browser import faults
 from owrl_jax.browser.blocks import Wall, classify
@@ -15,15 +15,21 @@ from owrl_jax.browser.elements import DESCRIBE_JS, ElementFacts
 from owrl_jax.browser.finder import Element
 from owrl_jax.browser.page_facts import COLLECT_JS, PageFacts
 from owrl_jax.browser.policy import Refusal
-from owrl_jax.browser.safety import Safety
 from owrl_jax.browser.tabs import Tab
+
+if TYPE_CHECKING:
+    from owrl_jax.browser.safety import Safety
 
 
 class Rules:
     """The rules of one episode."""
 
     def __init__(self, safety: Safety | None) -> None:
-        self.safety = Safety() if safety is None else safety
+        if safety is None:
+            from owrl_jax.browser.safety import Safety
+
+            safety = Safety()
+        self.safety = safety
 
     def url(self, url: str) -> Refusal | None:
         """Whether an address may be opened."""
