@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from owrl_jax.browser.egress_fetch import fetch_text
 from owrl_jax.browser.egress_http import MARKER, BadMessage, Request, parse_response, read_head
 from owrl_jax.browser.policy import Refusal, UrlPolicy, url_host_port
 from owrl_jax.browser.reach import Failure, Reach, Refused, Unreachable
@@ -169,6 +170,14 @@ class EgressGate:
     def is_own_answer(self, headers: dict[str, str]) -> bool:
         """Whether a response (lower-case header names) was written by the proxy and not by a site."""
         return headers.get(MARKER.lower(), "").startswith(self.nonce + " ")
+
+    async def fetch_text(self, url: str, /, *, max_bytes: int = 512 * 1024, timeout_s: float = 10.0) -> tuple[int, str]:
+        """(status, text) of a small resource, under this gate's policy; see `egress_fetch.fetch_text`.
+
+        Raises:
+          egress_fetch.FetchError: an OSError that says why.
+        """
+        return await fetch_text(url, reach=self._reach, policy=self.policy, max_bytes=max_bytes, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Revokes the secret and cuts the episode's connections. May be called twice."""
