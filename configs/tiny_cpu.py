@@ -17,7 +17,7 @@ def get_config() -> RunConfig:
     return RunConfig(
         name="tiny_cpu",
         iterations=4,
-        model=ModelSettings(size="tiny", remat="none"),
+        model=ModelSettings(size="tiny", remat="none"),  # no published size: a few million parameters
         mesh=MeshSettings(fsdp=1),
         dtypes=DtypeSettings(compute="float32"),
         browser=BrowserSettings(viewport=(448, 320), max_episodes=2),

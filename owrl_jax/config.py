@@ -54,7 +54,7 @@ class ModelSettings:
     """Which policy to train and how to run it.
 
     Attributes:
-      size: published size by name (`models.qwen3_vl.config.PRESETS`), used when there are no weights.
+      size: size of the model by name, such as `4b`; used when there are no weights.
       weights: folder or hub id of a checkpoint; None starts from random parameters of `size`.
       remat: what the backward pass keeps of a layer: everything, nothing, the attention output, or that in host memory.
     """
