@@ -355,3 +355,22 @@ def test_sizes_follow_from_one_setting():
         SandboxPoolConfig(max_episodes=0)
     with pytest.raises(ValueError, match="without end"):
         SandboxPoolConfig(acquire_deadline_s=0)
+
+
+async def test_who_closes_second_waits_for_the_first():
+    async with House() as house:
+        sandbox = await house.pool.acquire()
+        sandbox.inner.close_s = 0.05
+        first = asyncio.create_task(sandbox.close())
+        await asyncio.sleep(0)
+        await sandbox.close()
+        assert house.pool.audit().live == 0 and sandbox.inner.closed == 1
+        await first
+
+
+async def test_closing_in_the_middle_of_a_launch_ends_the_half_started():
+    house = House(min_ready=2, launch_parallel=2)
+    house.launch_s = 60.0
+    async with house:
+        await eventually(lambda: house.launching == 2)
+    assert len(house.engines) == 2  # and both were closed, which the house looks at when it shuts
