@@ -117,7 +117,7 @@ def test_first_use_sets_up_and_hands_over_and_the_second_only_hands_over(tree):
     venv, uv, owrl = tree.took()
     assert venv == f"venv by {python}"
     assert uv.startswith("uv <pip> <install>")
-    assert "<.ci/requirements/host.txt> <-e> <.>" in uv
+    assert "<--no-deps> <-r> <.ci/requirements/host.txt> <-e> <.>" in uv  # nothing that is not pinned
     assert owrl == "owrl <config> <tiny cpu> <--x> <>"
     assert "making" in done.stderr
     assert "installing" in done.stderr
