@@ -1,7 +1,7 @@
 """Shapes of Qwen3-VL (dense and MoE) and of text-only Qwen3, read from a Hugging Face `config.json`.
 
-The configuration holds shapes and constants only. How a model runs (dtypes, rematerialisation, mesh) is said where it is
-run, so the same configuration serves policy, judge and tests. `PRESETS` repeats the published sizes for random
+The configuration holds shapes and constants only. How a model runs (dtypes, rematerialisation, mesh) is said where it
+is run, so the same configuration serves policy, judge and tests. `PRESETS` repeats the published sizes for random
 initialisation; a checkpoint's own `config.json` always wins.
 
 Invariant: `from_hf(to_hf(c)) == c`. A setting that this port does not implement is an error, never ignored.
@@ -100,7 +100,9 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         _need(self.model % self.heads == 0, f"vision hidden_size={self.model} must be a multiple of {self.heads} heads")
-        _need(self.head_dim % 4 == 0, f"vision head_dim={self.head_dim} must be a multiple of 4 for 2-D rotary positions")
+        _need(
+            self.head_dim % 4 == 0, f"vision head_dim={self.head_dim} must be a multiple of 4 for 2-D rotary positions"
+        )
         _need(
             list(self.taps) == sorted(set(self.taps)) and all(0 <= t < self.depth for t in self.taps),
             f"deepstack_visual_indexes={list(self.taps)} must be increasing block indices below depth={self.depth}",
@@ -146,7 +148,10 @@ class ModelConfig:
                 len(self.vision.taps) <= self.text.layers,
                 f"{len(self.vision.taps)} DeepStack taps need as many decoder layers, got {self.text.layers}",
             )
-            _need(self.image_token < self.text.vocab, f"image_token_id={self.image_token} is outside vocab {self.text.vocab}")
+            _need(
+                self.image_token < self.text.vocab,
+                f"image_token_id={self.image_token} is outside vocab {self.text.vocab}",
+            )
 
     @property
     def family(self) -> Family:
@@ -173,32 +178,47 @@ def _rope(text: dict[str, Any]) -> dict[str, Any]:
     new = text.get("rope_parameters") or {}
     old = text.get("rope_scaling") or {}
     kind = new.get("rope_type") or old.get("rope_type") or old.get("type") or "default"
-    _need(kind in ("default", "mrope"), f"rope_type={kind!r} is not supported; Qwen3-VL uses 'default' with mrope_section")
+    _need(
+        kind in ("default", "mrope"), f"rope_type={kind!r} is not supported; Qwen3-VL uses 'default' with mrope_section"
+    )
     section = new.get("mrope_section") or old.get("mrope_section")
     interleaved = new.get("mrope_interleaved", old.get("mrope_interleaved", True))
-    _need(interleaved is True, "mrope_interleaved=false is the layout of Qwen2-VL; this port implements Qwen3-VL's interleaved one")
+    _need(
+        interleaved is True,
+        "mrope_interleaved=false is the layout of Qwen2-VL; this port implements Qwen3-VL's interleaved one",
+    )
     theta = new.get("rope_theta") or text.get("rope_theta")
-    _need(theta is not None, "config.json has neither rope_parameters.rope_theta nor rope_theta: positions are undefined")
+    _need(
+        theta is not None, "config.json has neither rope_parameters.rope_theta nor rope_theta: positions are undefined"
+    )
     return {"theta": theta, "section": section}
 
 
 def _get(source: dict[str, Any], where: str, key: str) -> Any:
     if source.get(key) is None:
-        raise ConfigError(f"config.json: {where} lacks {key!r}, which decides a shape. Is this a Qwen3-VL or Qwen3 folder?")
+        raise ConfigError(
+            f"config.json: {where} lacks {key!r}, which decides a shape. Is this a Qwen3-VL or Qwen3 folder?"
+        )
     return source[key]
 
 
 def _text_from_hf(text: dict[str, Any], *, tied: bool, moe: bool, where: str) -> TextConfig:
     _need(not text.get("attention_bias"), f"{where}.attention_bias=true is not supported: no released Qwen3-VL has it")
-    _need(text.get("hidden_act", "silu") == "silu", f"{where}.hidden_act={text.get('hidden_act')!r}: only 'silu' is supported")
+    _need(
+        text.get("hidden_act", "silu") == "silu",
+        f"{where}.hidden_act={text.get('hidden_act')!r}: only 'silu' is supported",
+    )
     _need(not text.get("use_sliding_window"), f"{where}.use_sliding_window=true is not supported")
     if moe:
         _need(
             (text.get("decoder_sparse_step") or 1) == 1 and not text.get("mlp_only_layers"),
-            f"{where}: decoder_sparse_step={text.get('decoder_sparse_step')}, mlp_only_layers={text.get('mlp_only_layers')}; "
-            "only models whose every layer is sparse are supported",
+            f"{where}: decoder_sparse_step={text.get('decoder_sparse_step')} and "
+            f"mlp_only_layers={text.get('mlp_only_layers')}; only models whose every layer is sparse are supported",
         )
-        _need(text.get("norm_topk_prob", True) is not False, f"{where}.norm_topk_prob=false is not what Qwen3-VL-MoE computes")
+        _need(
+            text.get("norm_topk_prob", True) is not False,
+            f"{where}.norm_topk_prob=false is not what Qwen3-VL-MoE computes",
+        )
     heads = _get(text, where, "num_attention_heads")
     head_dim = text.get("head_dim") or _get(text, where, "hidden_size") // heads
     rope = _rope(text)
@@ -264,7 +284,9 @@ def from_hf(hf: dict[str, Any]) -> ModelConfig:
     kind = hf.get("model_type")
     _need(kind in _ARCHITECTURE, f"model_type={kind!r} is not supported; expected one of {', '.join(_ARCHITECTURE)}")
     if kind == "qwen3":
-        return ModelConfig(text=_text_from_hf(hf, tied=bool(hf.get("tie_word_embeddings", False)), moe=False, where="config"))
+        return ModelConfig(
+            text=_text_from_hf(hf, tied=bool(hf.get("tie_word_embeddings", False)), moe=False, where="config")
+        )
     # The tie flag of the whole model stands at the top level: the 30B text part says true while the model is untied.
     text = _text_from_hf(
         _get(hf, "config", "text_config"),
@@ -304,7 +326,13 @@ def to_hf(config: ModelConfig, *, dtype: str = "bfloat16") -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": text.rope_theta}
     architecture = {"architectures": [_ARCHITECTURE[config.family]], "model_type": config.family, "dtype": dtype}
     if config.vision is None:
-        return {**architecture, **body, "rope_theta": text.rope_theta, "rope_parameters": rope, "use_sliding_window": False}
+        return {
+            **architecture,
+            **body,
+            "rope_theta": text.rope_theta,
+            "rope_parameters": rope,
+            "use_sliding_window": False,
+        }
     rope |= {"mrope_section": list(text.mrope_section), "mrope_interleaved": True}
     body |= {
         "model_type": f"{config.family}_text",

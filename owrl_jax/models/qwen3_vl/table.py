@@ -1,10 +1,11 @@
 """The parameter table: one row per stored tensor kind, from which everything about parameters derives.
 
-A row says where the parameter lives in our tree, what Hugging Face calls it, its shape, how its values are laid out there,
-its logical axes, how it is initialised and what multiplies with it. Initialisation, loading, export, sharding, FLOP
-counts and the completeness test all read these rows and nothing else; there is no second list of parameters.
+A row says where the parameter lives in our tree, what Hugging Face calls it, its shape, how its values are laid out
+there, its logical axes, how it is initialised and what multiplies with it. Initialisation, loading, export, sharding,
+FLOP counts and the completeness test all read these rows and nothing else; there is no second list of parameters.
 
-Tree (all leaves are arrays; `deep`, `layers` and `vision.stage*` carry a leading layer axis and are run by `lax.scan`):
+Tree (all leaves are arrays; `deep`, `layers` and `vision.stage*` carry a leading layer axis and are run by
+`lax.scan`):
 
     embed.table                     [V, D]
     deep.*, layers.*                decoder layers that take DeepStack features, and the rest
@@ -35,7 +36,7 @@ Unit = Literal["token", "patch", "image_token", "response", "none"]
 class Layout:
     """How a tensor's values lie in a Hugging Face file, as an exactly invertible rearrangement.
 
-    `hf_shape` is the stored shape. To come from the file: reshape to `view`, transpose by `order`, reshape to our shape.
+    `hf_shape` is the stored shape. From the file: reshape to `view`, transpose by `order`, reshape to ours.
     """
 
     hf_shape: tuple[int, ...]
@@ -46,8 +47,8 @@ class Layout:
         """Our array of `shape` from a stored one."""
         return array.reshape(self.view).transpose(self.order).reshape(shape)
 
-    def to_hf(self, array: np.ndarray) -> np.ndarray:
-        """The stored array from one of ours."""
+    def to_hf(self, array: Any) -> Any:
+        """The stored array from one of ours, of numpy or jax."""
         permuted = array.reshape([self.view[axis] for axis in self.order])
         return permuted.transpose(np.argsort(self.order)).reshape(self.hf_shape)
 
@@ -85,7 +86,9 @@ class Row:
         if len(self.axes) != len(self.shape):
             raise ValueError(f"{self.name}: {len(self.axes)} axes for shape {self.shape}")
         if math.prod(self.shape) != math.prod(self.layout.hf_shape):
-            raise ValueError(f"{self.name}: our shape {self.shape} and the file's {self.layout.hf_shape} differ in size")
+            raise ValueError(
+                f"{self.name}: our shape {self.shape} and the file's {self.layout.hf_shape} differ in size"
+            )
 
     @property
     def name(self) -> str:
@@ -129,16 +132,31 @@ class _Rows:
         self.path, self.hf, self.layers, self.std = path, hf, layers, std
         self.rows: list[Row] = []
 
-    def add(self, path: str, hf: str, shape: tuple[int, ...], axes: tuple[str | None, ...], layout: Layout, **kw: Any) -> None:
+    def add(
+        self, path: str, hf: str, shape: tuple[int, ...], axes: tuple[str | None, ...], layout: Layout, **kw: Any
+    ) -> None:
         full = (*self.path, *path.split("."))
         self.rows.append(
-            Row(path=full, hf=self.hf + hf, shape=shape, axes=axes, layout=layout, layers=self.layers, std=self.std, **kw)
+            Row(
+                path=full,
+                hf=self.hf + hf,
+                shape=shape,
+                axes=axes,
+                layout=layout,
+                layers=self.layers,
+                std=self.std,
+                **kw,
+            )
         )
 
-    def linear(self, path: str, hf: str, shape: tuple[int, ...], axes: tuple[str | None, ...], unit: Unit, inputs: int = 1) -> None:
+    def linear(
+        self, path: str, hf: str, shape: tuple[int, ...], axes: tuple[str | None, ...], unit: Unit, inputs: int = 1
+    ) -> None:
         self.add(path, f"{hf}.weight", shape, axes, _linear(shape, inputs), unit=unit)
 
-    def biased(self, path: str, hf: str, shape: tuple[int, ...], axes: tuple[str | None, ...], unit: Unit, inputs: int = 1) -> None:
+    def biased(
+        self, path: str, hf: str, shape: tuple[int, ...], axes: tuple[str | None, ...], unit: Unit, inputs: int = 1
+    ) -> None:
         self.linear(f"{path}.kernel", hf, shape, axes, unit, inputs)
         out = shape[inputs:]
         layout = Layout(hf_shape=(math.prod(out),), view=out, order=tuple(range(len(out))))
@@ -208,9 +226,17 @@ def _vision(c: VisionConfig, prefix: str) -> list[Row]:
     w = c.model
     kernel = (c.temporal, c.patch_values, w)
     conv = (w, c.channels, c.temporal, c.patch, c.patch)
-    # Conv3d with kernel = stride is a matmul; time goes first so that a still picture uses the sum of the two frames' kernels.
+    # Conv3d with kernel = stride is a matmul; time goes first, for a still picture sums the two frames' kernels.
     layout = Layout(hf_shape=conv, view=(w, c.channels, c.temporal, c.patch * c.patch), order=(2, 1, 3, 0))
-    r.add("patch.kernel", "patch_embed.proj.weight", kernel, (None, None, "vis_embed"), layout, unit="patch", share=1 / c.temporal)
+    r.add(
+        "patch.kernel",
+        "patch_embed.proj.weight",
+        kernel,
+        (None, None, "vis_embed"),
+        layout,
+        unit="patch",
+        share=1 / c.temporal,
+    )
     r.add("patch.bias", "patch_embed.proj.bias", (w,), ("vis_embed",), _same((w,)), init="zeros")
     table = (c.positions**2, w)
     r.add("position.table", "pos_embed.weight", table, (None, "vis_embed"), _same(table))
@@ -229,7 +255,9 @@ def table(config: ModelConfig) -> tuple[Row, ...]:
     c = config.text
     prefix = "model.language_model." if config.vision else "model."
     r = _Rows((), "", std=c.init_std)
-    r.add("embed.table", f"{prefix}embed_tokens.weight", (c.vocab, c.model), ("vocab", "embed"), _same((c.vocab, c.model)))
+    r.add(
+        "embed.table", f"{prefix}embed_tokens.weight", (c.vocab, c.model), ("vocab", "embed"), _same((c.vocab, c.model))
+    )
     rows = r.rows
     split = config.deep_layers
     if split:
@@ -277,7 +305,9 @@ def parameter_count(config: ModelConfig) -> int:
     return sum(row.size for row in table(config))
 
 
-def forward_flops(config: ModelConfig, *, tokens: int, pairs: int, patches: int = 0, patch_pairs: int = 0, responses: int = 0) -> float:
+def forward_flops(
+    config: ModelConfig, *, tokens: int, pairs: int, patches: int = 0, patch_pairs: int = 0, responses: int = 0
+) -> float:
     """Floating-point operations of one forward pass, counted by formula (a multiply-add is two).
 
     Matrix products come from the table; attention from visible (query, key) pairs; norms, rotations and activations are
