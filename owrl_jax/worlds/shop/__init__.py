@@ -1,0 +1,5 @@
+"""The shop: search, facets, sort, product pages with variants and reviews, cart, wishlist, checkout."""
+
+from owrl_jax.worlds.shop.tasks import SITE
+
+__all__ = ["SITE"]
