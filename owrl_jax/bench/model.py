@@ -204,12 +204,16 @@ def _compile(layers: int) -> tuple[float, int]:
         hidden = model.hidden(params, text)
         return jnp.mean(model.logprobs(params, hidden, text.tokens, text.tokens)[0])
 
-    start = time.perf_counter()
-    with jax.enable_compilation_cache(False):
+    cached = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        start = time.perf_counter()
         lowered = jax.jit(jax.grad(loss)).lower(params, text)
         size = len(lowered.as_text())
         lowered.compile()
-    return time.perf_counter() - start, size
+        return time.perf_counter() - start, size
+    finally:
+        jax.config.update("jax_enable_compilation_cache", cached)
 
 
 def run(*, repeat: int, quick: bool) -> BenchResult:

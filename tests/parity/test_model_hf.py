@@ -166,6 +166,7 @@ def test_gradients_of_every_parameter(pair):
     reference_grads = dict(reference.named_parameters())
 
     text, images = batch_rows(config, [[s] for s in samples])
+    assert images is not None
 
     @jax.jit
     def grads(params):
@@ -196,6 +197,7 @@ def test_deepstack_matters_and_stays_in_its_row(pair):
     _, config, params = pair
     model = Qwen3VL(config)
     text, images = batch_rows(config, [[s] for s in SAMPLES])
+    assert images is not None
     visual = jax.jit(model.encode)(params, images)
     run = jax.jit(lambda v: model.logits(params, model.hidden(params, text, v)))
     on = np.asarray(run(visual))

@@ -138,7 +138,8 @@ def decode(
     def body(x, layer, slices):
         levels, cache = slices
         layer = block(layer)
-        attended, cache = mix(*layer.project(x, angles, run), cache)
+        q, k, v = layer.project(x, angles, run)
+        attended, cache = mix(q, k, v, cache)
         x = layer.finish(x, attended, run)
         if levels is not None:
             x = x + _visual_rows(levels, text.visual_index)

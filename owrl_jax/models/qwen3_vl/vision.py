@@ -141,7 +141,10 @@ def encode_images(c: VisionConfig, params: Params, axes: Params, images: VisionI
     pixels = (images.patches.astype(jnp.float32) / 127.5 - 1).astype(run.compute)
     x = pixels @ kernel + params["patch"]["bias"].astype(run.compute)
     table = params["position"]["table"].astype(jnp.float32)
-    position = sum(table[images.taps[..., t]] * images.tap_weights[..., t, None] for t in range(4))
+    # Tap by tap: [B, P, 4, W] at once would be four times the activations.
+    position = sum(
+        (table[images.taps[..., t]] * images.tap_weights[..., t, None] for t in range(4)), start=jnp.float32(0)
+    )
     x = run.constrain(x + position.astype(run.compute), "batch", "patch", None)
 
     angles = axial_angles(images.rc, head_dim=c.head_dim, theta=c.rope_theta)
