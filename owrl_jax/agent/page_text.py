@@ -54,9 +54,9 @@ def shorten(line: str, limit: int, dropped: int = 0) -> str:
     """
     if len(line) <= limit and not dropped:
         return line
-    # The note's own length depends on the number in it; one more digit at most, so the second round is exact.
+    # The note's own length depends on the number in it, and the number on the note; the third round changes nothing.
     cut = len(line) - limit + dropped
-    for _ in range(2):
+    for _ in range(3):
         note = f" … [{cut} characters cut] … "
         cut = len(line) - (limit - len(note)) + dropped
     room = limit - len(note)

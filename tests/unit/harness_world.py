@@ -70,6 +70,7 @@ class MemorySandbox:
 
     async def _pass(self, phase: str) -> None:
         await asyncio.sleep(0)
+        await asyncio.sleep(0)
         if self.gate is not None:
             result = self.gate(phase)
             if asyncio.iscoroutine(result):
