@@ -91,7 +91,8 @@ class Camera:
         else:
             options["optimizeForSpeed"] = True  # two thirds of the time, three times the bytes, same pixels
         timeout_s = self.config.deadlines.cdp_s
-        if not self.begin_frame:
+        if not self.begin_frame or self.config.dpr != 1.0:
+            # A requested frame is as large as the window; only this command scales it to the emulated pixel ratio.
             answer = await tab.send("Page.captureScreenshot", options, timeout_s)
             return base64.b64decode(answer["data"])
         async with asyncio.timeout(timeout_s):

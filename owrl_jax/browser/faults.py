@@ -136,7 +136,7 @@ def is_stale_context(error: BaseException) -> bool:
         re.search(
             r"Cannot find context|context was destroyed|Cannot find object|Could not find object|Inspected target navigated|"
             r"uniqueContextId not found|Frame .*not found|No frame|Execution context|No node with given id|"
-            r"Could not find node|not attached|does not belong to the document|Object reference chain|Promise was collected",
+            r"Could not find node|not attached|Not attached to an active page|does not belong to the document|Object reference chain|Promise was collected",
             str(error),
             re.I,
         )

@@ -67,6 +67,8 @@ async def look(stage: Stage, config: SandboxConfig, *, before: Snapshot | None, 
     problem: Exception | None = None
     for attempt in range(RECAPTURES + 1):
         tab = stage.active
+        if tab.navigating:
+            return await _glance(stage, config, tab, settled)
         try:
             taken = await _once(stage, tab)
         except Exception as error:
@@ -104,6 +106,8 @@ async def look(stage: Stage, config: SandboxConfig, *, before: Snapshot | None, 
 
 async def _once(stage: Stage, tab: Tab) -> tuple[Screenshot, Snapshot, dict[str, Any], bool]:
     document = _document(tab), tab.url
+    if not stage.camera.begin_frame:
+        await tab.world.frames()
     probe = await tab.world.call("probe")
     snap = await snapshot(tab)
     shot = await stage.camera.take(tab)
@@ -113,6 +117,19 @@ async def _once(stage: Stage, tab: Tab) -> tuple[Screenshot, Snapshot, dict[str,
     if not torn and after["mutations"] != probe["mutations"]:
         torn = (await snapshot(tab)).hash != snap.hash
     return shot, snap, after, torn or after["title"] != probe["title"]
+
+
+async def _glance(stage: Stage, config: SandboxConfig, tab: Tab, settled: Settle | None) -> Look:
+    """A picture alone, of a page on its way to another: until that answers, the browser passes it no questions."""
+    shot = await stage.camera.take(tab)
+    observation = Observation(
+        screenshot=shot,
+        screen_size=(shot.width, shot.height),
+        tabs=stage.views(),
+        settle=settled,
+        signature="navigating",
+    )
+    return Look(observation=observation, snapshot=None, css_width=float(config.viewport[0]), probe={}, recaptures=0)
 
 
 async def _titles(stage: Stage, front: Tab) -> None:
@@ -127,7 +144,7 @@ async def _titles(stage: Stage, front: Tab) -> None:
             ):
                 raise
 
-    others = [tab for tab in stage.open_tabs if tab is not front and tab.usable]
+    others = [tab for tab in stage.open_tabs if tab is not front and tab.usable and not tab.navigating]
     if others:
         await asyncio.gather(*(ask(tab) for tab in others))
 

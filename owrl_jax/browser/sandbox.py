@@ -292,6 +292,8 @@ class Sandbox:
         """One call from act to feedback; appends its result and notes in `turn` what that means for the next ones."""
         stage, actor, deadlines = self._stage(), self.actor, self.config.deadlines
         tab = stage.active
+        if tab.navigating and call.name not in _FREE:
+            await self._arrive(tab)
         before_document, before_url = tab.document, tab.url
         extra = call.arguments.get("seconds", 0.0) if call.name == "wait" else 0.0
         start = time.monotonic()
@@ -314,6 +316,9 @@ class Sandbox:
             if settled.reason in ("frozen", "crashed", "closed") or tab.unanswered_input:
                 front = await self.tend(front, notes)
             turn.settled = settled
+            if settled.reason == "cap:reloads":
+                notes.append("the page loads itself again and again; it was stopped")
+                await self._stop(front)
             answer = await self._verify(effect)
             turn.settle_ms += (time.monotonic() - acted) * 1e3
         front = stage.active
@@ -341,6 +346,26 @@ class Sandbox:
             turn.moved = f"the page changed after call {number} ({call.name}); look at it first"
         turn.keys = f"the focus moved after call {number} ({call.name})" if facts.get("focus_moved") else ""
 
+    async def _arrive(self, tab: Tab) -> None:
+        """Before acting in a page that is on its way to another one: waits for that, then gives up on it."""
+        await settle(tab, self.config.settle, grace_s=0.0, until=time.monotonic() + self.config.deadlines.cdp_s / 2)
+        if tab.navigating:
+            await self._stop(tab)
+
+    async def _stop(self, tab: Tab) -> None:
+        """Stops all loading of a tab."""
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            try:
+                await tab.send("Page.stopLoading", timeout_s=1.0)
+            except Exception as error:
+                # Between two documents there is nothing to stop; a moment later there is.
+                if not isinstance(error, faults.DeadlineExceeded) and not faults.is_stale_context(error):
+                    raise
+            await tab.pulse.wait(0.05)
+            if not tab.navigating:
+                return
+
     async def _not_done(self, tab: Tab, call: CheckedCall, error: Exception) -> Effect:
         """A call that raised: a fact to tell if the page can go on, else a fault."""
         if isinstance(error, faults.Fault) or not self.engine.alive:
@@ -356,7 +381,7 @@ class Sandbox:
         raise error
 
     async def _verify(self, effect: Effect) -> Answer:
-        if effect.verify is None:
+        if effect.verify is None or self._stage().active.navigating:
             return Answer()
         try:
             return await faults.within(self.config.deadlines.cdp_s, effect.verify(), "verify")
@@ -395,7 +420,7 @@ class Sandbox:
 
     async def _visibly_changed(self, tab: Tab, surely: bool) -> bool | None:
         """Whether what is in view differs from the last look; None if it cannot be told."""
-        if surely or self._snapshot is None or not tab.usable:
+        if surely or self._snapshot is None or not tab.usable or tab.navigating:
             return True
         try:
             now = await observe.snapshot(tab)
@@ -486,7 +511,7 @@ class Sandbox:
     async def _judge_page(self, phase: Phase, started: float) -> Outcome | None:
         """Ends the episode early where the site keeps us out; looks at each document once."""
         tab = self._stage().active
-        if tab.document is self._judged or not tab.usable or tab.document.error:
+        if tab.document is self._judged or not tab.usable or tab.navigating or tab.document.error:
             return None
         self._judged = tab.document
         try:

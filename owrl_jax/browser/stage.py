@@ -244,7 +244,9 @@ class Stage:
         return heir
 
     def _add(self, page: Any, opener: Tab | None) -> Tab:
-        tab = Tab(page, timeout_s=self.config.deadlines.cdp_s, opener=opener)
+        width, height = self.config.viewport
+        metrics = {"width": width, "height": height, "deviceScaleFactor": self.config.dpr, "mobile": False}
+        tab = Tab(page, timeout_s=self.config.deadlines.cdp_s, metrics=metrics, opener=opener)
         self.tabs.append(tab)
         page.on("download", lambda download: self._spawn(self._on_download(download)))
         page.on("filechooser", lambda chooser: self._on_file_chooser())

@@ -68,8 +68,11 @@ class DocumentState:
 class Tab:
     """One open page."""
 
-    def __init__(self, page: Any, *, timeout_s: float, opener: Tab | None = None) -> None:
+    def __init__(
+        self, page: Any, *, timeout_s: float, metrics: dict[str, Any] | None = None, opener: Tab | None = None
+    ) -> None:
         self.page = page
+        self.metrics = metrics
         self.opener = opener
         self.timeout_s = timeout_s
         self.pulse = Pulse()
@@ -134,6 +137,9 @@ class Tab:
                 ),
                 "attach",
             )
+            if self.metrics is not None:
+                # Pictures are scaled by what this very session emulates; Playwright's own emulation does not count.
+                await self.send("Emulation.setDeviceMetricsOverride", self.metrics)
             frame = tree["frameTree"]["frame"]
             self.frame_id = frame["id"]
             self.world = World(self.cdp, self.frame_id, self.timeout_s)

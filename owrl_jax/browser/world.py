@@ -88,6 +88,14 @@ class World:
         result = await self._evaluate(function, args, by_value=True, timeout_s=timeout_s, once=once)
         return (result.get("value") or {}).get("v")
 
+    async def frames(self) -> None:
+        """Waits until two frames were drawn, so that a picture shows what scripts have done; a quarter second at most."""
+        expression = (
+            "new Promise(r => { requestAnimationFrame(() => requestAnimationFrame(() => r(0))); setTimeout(r, 250); })"
+        )
+        await self._evaluate("probe", (), by_value=True, timeout_s=None, once=False)  # makes the world if need be
+        await self._evaluate_once(expression, True, self.timeout_s, "frames", wait=True)
+
     async def evaluate(self, expression: str) -> Any:
         """The value of an expression, evaluated in the isolated world."""
         await self._evaluate("probe", (), by_value=True, timeout_s=None, once=False)  # makes the world if need be
@@ -159,7 +167,9 @@ class World:
                 self.forget()
         raise AssertionError("unreachable")
 
-    async def _evaluate_once(self, expression: str, by_value: bool, timeout_s: float, what: str) -> dict[str, Any]:
+    async def _evaluate_once(
+        self, expression: str, by_value: bool, timeout_s: float, what: str, *, wait: bool = False
+    ) -> dict[str, Any]:
         if self._context is None:
             params = {"frameId": self.frame_id, "worldName": WORLD_NAME, "grantUniveralAccess": True}
             self._context = (await self.send("Page.createIsolatedWorld", params, timeout_s))["executionContextId"]
@@ -171,6 +181,7 @@ class World:
                 "returnByValue": by_value,
                 "objectGroup": "owrl",
                 "silent": True,
+                "awaitPromise": wait,
             },
             timeout_s,
         )

@@ -41,6 +41,10 @@ class Response:
     stream: AsyncIterator[bytes] | None = None
 
 
+FOOTER = (
+    "<p style='position:absolute;left:20px;top:940px;margin:0;font:12px sans-serif;pointer-events:none'>"
+    "These words at the bottom of the page are here to be read and have no other purpose.</p>"
+)
 Handler = Callable[[Request], Awaitable[Response | None]]
 _REASONS = {200: "OK", 204: "No Content", 302: "Found", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
 
@@ -72,9 +76,11 @@ class PageServer:
         """Full address of a path."""
         return f"http://{host}:{self.port}{path}"
 
-    def page(self, path: str, html: str, *, title: str = "", status: int = 200, delay_s: float = 0.0) -> str:
-        """Serves a page; gives its address."""
-        document = f"<!doctype html><meta charset=utf-8><title>{title or path}</title>{html}"
+    def page(
+        self, path: str, html: str, *, title: str = "", status: int = 200, delay_s: float = 0.0, footer: str = FOOTER
+    ) -> str:
+        """Serves a page; gives its address. The footer keeps pages of a few boxes from looking like blank ones."""
+        document = f"<!doctype html><meta charset=utf-8><title>{title or path}</title>{html}{footer}"
 
         async def handler(request: Request) -> Response:
             await asyncio.sleep(delay_s)
