@@ -64,7 +64,7 @@ _METADATA = "a cloud metadata address"
 # Names that mean this machine or its network on every host (RFC 6761, 6762, 8375) or a metadata service.
 _LOCAL_SUFFIXES = ("localhost", "local", "internal", "home.arpa", "localdomain", "onion")
 
-_FORBIDDEN = re.compile(r"[\x00-\x20#/<>?@\\^|%:\[\]\x7f\"{}`]")
+_FORBIDDEN = re.compile(r"[\x00-\x20#/<>?@\\^|%:\[\]\x7f\"{}`*]")
 
 
 class BadHost(ValueError):
@@ -134,10 +134,7 @@ def parse_host(host: str) -> str | IPAddress:
     )
     text = unicodedata.normalize("NFKC", text)
     if not text.isascii():
-        try:
-            text = text.encode("idna").decode("ascii").lower()
-        except UnicodeError:
-            raise BadHost(f"host {host!r} is not a domain name") from None
+        text = ".".join(_ascii_label(label) for label in text.split("."))
     if not text or len(text) > 255 or _FORBIDDEN.search(text):
         raise BadHost(f"host {host!r} is not a domain name or an address")
     labels = text.split(".")
@@ -145,14 +142,19 @@ def parse_host(host: str) -> str | IPAddress:
         labels.pop()
     if _is_number(labels[-1]):
         return _parse_ipv4(labels, host)
-    if "" in labels:
-        raise BadHost(f"host {host!r} has an empty label")
+    if "" in labels or any(len(label) > 63 for label in labels):
+        raise BadHost(f"host {host!r} has an empty or too long label")
     return ".".join(labels)
 
 
 def host_text(host: str | IPAddress) -> str:
     """The canonical text of a parsed host, IPv6 without brackets."""
     return str(host)
+
+
+def _ascii_label(label: str) -> str:
+    """Punycode of an already folded label (UTS 46, non-transitional: ß stays ß, unlike in Python's own codec)."""
+    return label if label.isascii() else "xn--" + label.encode("punycode").decode("ascii")
 
 
 def _is_number(label: str) -> bool:

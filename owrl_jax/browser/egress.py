@@ -162,6 +162,7 @@ class EgressProxy:
                 return
             if gate is None:
                 self.unauthenticated += 1
+                logger.debug("egress proxy: turned away %s %s:%d", request.method, request.host, request.port)
                 await answer(writer, 407, 'Proxy-Authenticate: Basic realm="owrl"', "sign in to this proxy")
                 await finish(writer)
                 return

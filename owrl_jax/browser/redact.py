@@ -89,9 +89,9 @@ def redact_url(url: str) -> str:
     head, mark, rest = url.partition("?")
     if not mark:
         head, mark, rest = url.partition("#")
-        return _tokens(head) + mark + _pairs(rest) if mark else _tokens(url)
+        return _path(head) + mark + _pairs(rest)
     query, hash_mark, fragment = rest.partition("#")
-    return _tokens(head) + mark + _pairs(query) + hash_mark + _pairs(fragment)
+    return _path(head) + mark + _pairs(query) + hash_mark + _pairs(fragment)
 
 
 def redact_text(text: str) -> str:
@@ -170,6 +170,12 @@ def _assigned(match: re.Match[str]) -> str:
 
 def _is_secret_pair(key: str, value: str) -> bool:
     return bool(_STRONG_KEY.match(key)) or bool(_WEAK_KEY.match(key) and _OPAQUE.match(value))
+
+
+def _path(text: str) -> str:
+    """The part of a URL before its query; `;jsessionid=…` is a parameter of a path."""
+    path, semicolon, parameters = text.partition(";")
+    return _tokens(path) + semicolon + _pairs(parameters)
 
 
 def _pairs(text: str) -> str:

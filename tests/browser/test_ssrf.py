@@ -112,7 +112,7 @@ PAGES = {
     "popup": "<script>window.open('{s}/pop')</script>",
     "prefetch": "<link rel=prefetch href='{s}/pf'><link rel=preload as=image href='{s}/pl'>",
     "module import": "<script type=module>import('{s}/mod.js')</script>",
-    "worker fetch": "<script>new Worker('data:text/javascript,fetch(\"{s}/wk\",{{mode:\"no-cors\"}})')</script>",
+    "worker fetch": '<script>new Worker(\'data:text/javascript,fetch("{s}/wk",{{mode:"no-cors"}})\')</script>',
     "data iframe": "<iframe src=\"data:text/html,<img src='{s}/di'>\"></iframe>",
     "ping": "<a id=a href='#x' ping='{s}/ping'>x</a><script>a.click()</script>",
     "csp report": "<img src='http://attack.test/none'>",  # sent with a report-uri, see below
