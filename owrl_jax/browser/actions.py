@@ -395,15 +395,24 @@ class Actor:
     # ---- navigation and tabs --------------------------------------------------------------------------------------
 
     async def _goto_url(self, tab: Tab, *, url: str) -> Effect:
-        refusal = self.rules.url(url)
+        refusal = await self.rules.visit(url)
         if refusal is not None:
             return _refused(refusal)
         failed = await self.navigate(tab, url, self.config.settle.commit_s)
+        why = self.rules.why(url) if failed else None
+        if why is not None:
+            failed = why.message.rstrip(".")
         if failed:
-            return Effect(
-                ok=False, text=f"{feedback.address(url)} could not be opened: {failed}", facts={"error": failed}
-            )
-        return Effect(ok=True, text=f"opened {feedback.address(url)}", facts={"url": url}, grace_s=0.0)
+            text = f"{feedback.address(url)} could not be opened: {failed}"
+            return Effect(ok=False, text=text, facts={"error": failed})
+        return Effect(ok=True, text="", facts={"url": url}, grace_s=0.0, verify=lambda: self._after_goto(tab, url))
+
+    async def _after_goto(self, tab: Tab, url: str) -> Answer:
+        why = self.rules.unreachable(tab.document)
+        if why is not None:
+            text = f"{feedback.address(url)} could not be opened: {why.message.rstrip('.')}"
+            return Answer(ok=False, text=text, facts={"error": why.detail})
+        return Answer(text=f"opened {feedback.address(url)}")
 
     async def navigate(self, tab: Tab, url: str, timeout_s: float) -> str:
         """Opens an address and waits until its document has arrived.

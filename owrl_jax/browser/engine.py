@@ -206,7 +206,8 @@ class ContextHandle:
 
     context: Any  # playwright.async_api.BrowserContext
     engine: BrowserEngine
-    browser_context_id: str | None
+    browser_context_id: str
+    max_download_bytes: int
 
     async def new_page(self, *, width: int, height: int) -> Any:
         """A fresh page; with frames on request where the engine draws that way."""
@@ -249,7 +250,9 @@ class BrowserEngine:
         self._process: BrowserProcess | None = None
         self._driver: _Driver | None = None
         self._connected = False
+        self.handles: set[ContextHandle] = set()
         self._contexts = asyncio.Lock()
+        self._cancelling: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -296,18 +299,27 @@ class BrowserEngine:
         """Resident memory of the browser's processes in MiB; 0 for a remote one."""
         return self._process.rss_mib() if self._process else 0.0
 
-    async def open_context(self, **options: Any) -> ContextHandle:
-        """A fresh, isolated browser context. `options` are those of Playwright's `new_context`."""
+    async def open_context(self, *, max_download_bytes: int = 0, **options: Any) -> ContextHandle:
+        """A fresh, isolated browser context. `options` are those of Playwright's `new_context`.
+
+        A download that grows beyond `max_download_bytes` is cancelled while it runs; with several contexts of different
+        limits, at the largest of them (the sandbox throws away what is larger than its own when it is complete).
+        """
         async with self._contexts:  # the id of the new context is found by comparing before and after
-            if not self.begin_frame:
-                return ContextHandle(
-                    context=await self.browser.new_context(**options), engine=self, browser_context_id=None
-                )
             before = set((await self.session.send("Target.getBrowserContexts"))["browserContextIds"])
             context = await self.browser.new_context(**options)
             after = set((await self.session.send("Target.getBrowserContexts"))["browserContextIds"])
-            (added,) = after - before
-            return ContextHandle(context=context, engine=self, browser_context_id=added)
+            added = after - before
+            if len(added) != 1:
+                # Somebody else uses the same remote browser; the page itself knows where it is.
+                await context.close()
+                raise RuntimeError(f"{len(added)} contexts appeared at once: is another client using this browser?")
+            handle = ContextHandle(
+                context=context, engine=self, browser_context_id=added.pop(), max_download_bytes=max_download_bytes
+            )
+            self.handles.add(handle)
+            context.on("close", lambda *_: self.handles.discard(handle))
+            return handle
 
     async def close(self) -> None:
         """Ends the connection and, for a browser of ours, the whole group. Survives cancellation, idempotent."""
@@ -352,6 +364,9 @@ class BrowserEngine:
         self._connected = True
         self.browser.on("disconnected", lambda *_: self._disconnected())
         self.session = await self.browser.new_browser_cdp_session()
+        self.session.on("Browser.downloadProgress", self._on_download_progress)
+        # Nobody downloads in the default context; what this asks for is to be told of all downloads while they run.
+        await self.session.send("Browser.setDownloadBehavior", {"behavior": "deny", "eventsEnabled": True})
         version = await self.session.send("Browser.getVersion")
         self.version = version.get("product", "")
         self.platform = version.get("userAgent", "")
@@ -361,6 +376,22 @@ class BrowserEngine:
             self._own_egress = self.egress = EgressProxy()
             await self._own_egress.start()
         return [*EGRESS_FLAGS, *self.egress.launch_flags()] if self.egress is not None else []
+
+    def _on_download_progress(self, event: dict[str, Any]) -> None:
+        limits = [h.max_download_bytes for h in self.handles if h.max_download_bytes]
+        if event.get("state") != "inProgress" or not limits or event.get("receivedBytes", 0) <= max(limits):
+            return
+        for handle in self.handles:
+            task = asyncio.ensure_future(self._cancel_download(event["guid"], handle.browser_context_id))
+            self._cancelling.add(task)
+            task.add_done_callback(self._cancelling.discard)
+
+    async def _cancel_download(self, guid: str, context_id: str) -> None:
+        try:
+            params = {"guid": guid, "browserContextId": context_id}
+            await asyncio.wait_for(self.session.send("Browser.cancelDownload", params), 5.0)
+        except Exception as error:  # noqa: BLE001 - it belongs to another context, or has ended
+            _log.debug("download %s was not cancelled: %s", guid, error)
 
     def _disconnected(self) -> None:
         self._connected = False

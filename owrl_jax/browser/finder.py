@@ -68,7 +68,7 @@ async def _deepest(tab: Tab, function: str, args: list[float]) -> Element | None
         info = await node.info()
         name = info.get("localName", "")
         if name in _FRAMES:
-            inner = await tab.frame_world(info.get("frameId", ""))
+            inner = await tab.frame_world(info.get("frameId", ""), world)
             if inner is None or inner is node.world:
                 certain = False
                 break

@@ -226,6 +226,12 @@
       }
       return squeeze(out, 60);
     };
+    const hasText = (el) => {
+      for (let c = el.firstChild, n = 0; c && n < 50; c = c.nextSibling, n++) {
+        if (c.nodeType === 3 && /\S/.test(c.data)) return true;
+      }
+      return false;
+    };
     const filter = (el) => (SKIPPED.has(el.tagName) ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
     const isShown = (el, dx, dy) => {
       const b = el.getBoundingClientRect();
@@ -240,10 +246,11 @@
           truncated = true;
           return;
         }
-        const tag = tagOf(el), role = attr(el, "role"), text = ownText(el);
+        // Cheapest tests first: most elements of a long page hold no text of their own, or are out of view.
+        const tag = tagOf(el), role = el.hasAttribute("role") ? attr(el, "role") : "";
         const active = INTERACTIVE.has(tag) || ROLES.has(role) || el.hasAttribute("onclick");
-        if ((active || text || tag === "img") && tag !== "option" && isShown(el, dx, dy)) {
-          const label = text || (active || tag === "img" ? labelOf(el, 60) : "");
+        if ((active || tag === "img" || hasText(el)) && tag !== "option" && isShown(el, dx, dy)) {
+          const label = ownText(el) || (active || tag === "img" ? labelOf(el, 60) : "");
           if (label || active) {
             const kind = ROLES.has(role) ? role : active || tag === "img" ? tag : "text";
             const item = [kind, tag === "input" ? el.type : "", label];

@@ -14,15 +14,22 @@ from owrl_jax.browser.blocks import Wall, classify
 from owrl_jax.browser.elements import DESCRIBE_JS, ElementFacts
 from owrl_jax.browser.finder import Element
 from owrl_jax.browser.page_facts import COLLECT_JS, PageFacts
-from owrl_jax.browser.policy import Refusal
-from owrl_jax.browser.tabs import Tab
+from owrl_jax.browser.policy import Refusal, url_host_port
+from owrl_jax.browser.tabs import DocumentState, Tab
 
 if TYPE_CHECKING:
+    from owrl_jax.browser.egress import EgressGate
+    from owrl_jax.browser.reach import Failure
     from owrl_jax.browser.safety import Safety
 
 
 class Rules:
-    """The rules of one episode."""
+    """The rules of one episode.
+
+    Attributes:
+      safety: what the rules are.
+      gate: the episode's way out, where there is one; it knows what the browser only calls a failed tunnel.
+    """
 
     def __init__(self, safety: Safety | None) -> None:
         if safety is None:
@@ -30,10 +37,43 @@ class Rules:
 
             safety = Safety()
         self.safety = safety
+        self.gate: EgressGate | None = None
 
-    def url(self, url: str) -> Refusal | None:
-        """Whether an address may be opened."""
-        return self.safety.policy.check(url)
+    async def visit(self, url: str) -> Refusal | None:
+        """Whether the agent or a task may open an address; waits until a visit to its host is due."""
+        if self.gate is None:
+            refusal = self.safety.policy.check(url)
+        else:
+            refusal = await self.safety.check_visit(url, self.gate)
+        place = url_host_port(url)
+        if refusal is None and place is not None and not self.safety.policy.is_exception(*place):
+            await self.safety.hosts.pace(place[0])
+        return refusal
+
+    def charge(self, url: str) -> None:
+        """Notes a navigation that happened by itself: a click, a redirect, a script."""
+        place = url_host_port(url)
+        if place is not None and not self.safety.policy.is_exception(*place):
+            self.safety.hosts.debit(place[0])
+
+    def why(self, url: str) -> Refusal | Failure | None:
+        """What kept the browser from reaching an address, as far as the way out knows."""
+        return None if self.gate is None else self.gate.refusal_for(url) or self.gate.failure_for(url)
+
+    def unreachable(self, document: DocumentState) -> Refusal | Failure | None:
+        """Why a document is none: the answer came from our own way out, or the browser shows its error page."""
+        if self.gate is None or not (document.error or self.gate.is_own_answer(document.headers)):
+            return None
+        return self.why(document.url)
+
+    def report(self, url: str, document: DocumentState | None, detail: str = "") -> None:
+        """Tells the host's record how a visit went."""
+        place = url_host_port(url)
+        if place is None or self.safety.policy.is_exception(*place):
+            return
+        status = document.status if document else None
+        retry_after = document.headers.get("retry-after") if document else None
+        self.safety.hosts.report(place[0], detail=detail, status=status, retry_after=retry_after)
 
     async def click(self, element: Element | None) -> Refusal | None:
         """Whether an element may be clicked; a link also by where it leads."""

@@ -212,7 +212,9 @@ class Sandbox:
         await self._leave()
         options: dict[str, Any] = {}
         if self.engine.egress is not None:
-            self.gate = self.engine.egress.open(episode=self.episode, policy=self.rules.safety.policy)
+            safety = self.rules.safety
+            self.gate = self.rules.gate = self.engine.egress.open(episode=self.episode, policy=safety.policy)
+            self.gate.subscribe(safety.on_event)
             options["proxy"] = self.gate.playwright_proxy()
         folder = self.config.download_dir / self.episode if self.config.download_dir else None
         self.stage = stage = await Stage.open(self.engine, self.config, downloads=folder, **options)
@@ -224,11 +226,12 @@ class Sandbox:
 
     async def _leave(self) -> None:
         stage, self.stage, self._actor = self.stage, None, None
-        gate, self.gate = self.gate, None
+        gate, self.gate, self.rules.gate = self.gate, None, None
         if stage is not None:
             await stage.close()
         if gate is not None:
             await gate.close()
+            self.rules.safety.finish(self.episode)
 
     # ---- step -----------------------------------------------------------------------------------------------------
 
@@ -399,9 +402,14 @@ class Sandbox:
             return True, said
         new = tab.document
         if new is not document:
-            if new.error:
-                said.append(f"{feedback.address(new.url)} could not be opened: {feedback.address(new.error)}")
+            why = self.rules.unreachable(new)
+            if new.error or why is not None:
+                if call.name != "goto_url":
+                    reason = why.message.rstrip(".") if why else new.error
+                    said.append(f"{feedback.address(new.url)} could not be opened: {reason}")
             else:
+                if call.name != "goto_url":
+                    self.rules.charge(new.url)
                 if call.name != "goto_url" or _bare(new.url) != _bare(str(call.arguments["url"])):
                     said.append(f"the page is now {feedback.address(new.url)}")
                 if new.status is not None and new.status >= 400:
@@ -513,6 +521,8 @@ class Sandbox:
         tab = self._stage().active
         if tab.document is self._judged or not tab.usable or tab.navigating or tab.document.error:
             return None
+        if self.rules.unreachable(tab.document) is not None:
+            return None
         self._judged = tab.document
         try:
             wall = await rules.wall(tab, self._start_url)
@@ -521,6 +531,7 @@ class Sandbox:
                 self._judged = None  # the document was replaced meanwhile: the next one is looked at
                 return None
             raise
+        self.rules.report(tab.url, tab.document, wall.detail if wall else "")
         if wall is None:
             return None
         latency = round((time.monotonic() - started) * 1e3, 1)
@@ -541,6 +552,8 @@ class Sandbox:
             latency_ms=round((time.monotonic() - started) * 1e3, 1),
             rss_mib=self.engine.rss_mib() if self.engine.alive else None,
         )
+        if phase is Phase.RESET:
+            self.rules.report(self._start_url, None, outcome.detail)
         if outcome.detail == "unknown":
             _log.error("unmapped exception in %s: %s", phase.value, outcome.traceback)
         self.outcome = outcome

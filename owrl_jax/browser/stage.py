@@ -72,7 +72,9 @@ class Stage:
           options: further options of the context, the proxy among them.
         """
         handle = await faults.within(
-            config.deadlines.cdp_s * 2, engine.open_context(**_context_options(config), **options), "new context"
+            config.deadlines.cdp_s * 2,
+            engine.open_context(max_download_bytes=config.max_download_bytes, **_context_options(config), **options),
+            "new context",
         )
         stage = cls(engine, config, handle, downloads)
         try:
@@ -240,7 +242,8 @@ class Stage:
         if heir is None and self.open_tabs:
             heir = self.open_tabs[-1]
         if heir is None:
-            raise faults.Fault(Reason.SANDBOX_ERROR, "browser_gone", "no tab is left")
+            why = self.hostile or "the page closed the last tab"
+            raise faults.Fault(Reason.ENVIRONMENT_ERROR, "page_hostile", why)
         return heir
 
     def _add(self, page: Any, opener: Tab | None) -> Tab:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from owrl_jax.browser import faults
 from owrl_jax.browser.policy import registrable_domain
-from owrl_jax.browser.world import WORLD_NAME, Node, World, install_script
+from owrl_jax.browser.world import Node, World
 
 _CONTENT_TYPES = frozenset({"Document", "XHR", "Fetch", "Script", "Stylesheet"})
 _POLL_COUNT = 3  # the same address asked for this often by one document is a poll
@@ -130,10 +130,6 @@ class Tab:
                     self.cdp.send("Page.getFrameTree"),
                     self.cdp.send("Page.enable"),
                     self.cdp.send("Network.enable", {"maxTotalBufferSize": 1 << 20, "maxResourceBufferSize": 1 << 18}),
-                    self.cdp.send(
-                        "Page.addScriptToEvaluateOnNewDocument",
-                        {"source": install_script(), "worldName": WORLD_NAME},
-                    ),
                 ),
                 "attach",
             )
@@ -197,9 +193,19 @@ class Tab:
             self.timeout_s if timeout_s is None else timeout_s, self.cdp.send(method, params or {}), method
         )
 
-    async def frame_world(self, frame_id: str) -> World | None:
-        """The world of a frame that lives in a process of its own, None if there is no such frame."""
+    async def frame_world(self, frame_id: str, parent: World) -> World | None:
+        """The world of a frame inside `parent`; None if there is no such frame."""
         if frame_id not in self._frames:
+            # A frame of the parent's process is in the parent's session, any other in one of its own.
+            local = World(parent.session, frame_id, self.timeout_s)
+            try:
+                await local.call("probe")
+            except Exception as error:
+                if not faults.is_stale_context(error):
+                    raise
+            else:
+                self._frames[frame_id] = local
+                return local
             for frame in self.page.frames:
                 if frame.parent_frame is None:
                     continue

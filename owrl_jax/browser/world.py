@@ -28,7 +28,7 @@ def library() -> str:
 
 
 def install_script() -> str:
-    """Script to run in every new document's isolated world, so that it watches for changes from the beginning."""
+    """Script that puts the functions into an isolated world."""
     return f"globalThis.__owrl = {library()}"
 
 

@@ -62,7 +62,7 @@ async def test_dialogs_without_end_are_the_doing_of_the_page(world, script):
         await e.do(click(110, 110), call("scroll"))
         assert e.result.outcome.detail == "page_hostile" and e.result.outcome.owner is Owner.SITE
         assert e.seconds < 12.5
-    async with world.episode("/confirm") as e:
+    async with world.episode(world.server.page("/fine", "<h1>a page that is fine</h1>")) as e:
         assert e.result.outcome is None, "the next episode is fine"
 
 
@@ -90,9 +90,9 @@ async def test_new_tabs_of_the_acted_page_are_followed(world):
     world.server.page(
         "/opener",
         f"<a target=_blank href=/new style='{box(100, 100)}'>blank</a>"
-        + button(200, "open('/new');open('/new')")
-        + button(300, "let w=open('/new');setTimeout(()=>w.close(),0)")
-        + button(400, "open('','_blank').document.write('<title>Written</title><h1>written by the opener</h1>')"),
+        + button(200, "window.open('/new');window.open('/new')")
+        + button(300, "let w=window.open('/new');setTimeout(()=>w.close(),0)")
+        + button(400, "window.open('','_blank').document.write('<title>Written</title><h1>written by the opener</h1>')"),
         title="Opener",
     )
     async with world.episode("/opener") as e:
@@ -123,8 +123,8 @@ async def test_calls_after_a_new_tab_are_skipped(world):
 
 async def test_tab_storms_are_capped(world):
     world.server.page("/new", "<h1>new</h1>", title="New")
-    world.server.page("/storm", button(100, "for(let i=0;i<12;i++)open('/new?'+i)"))
-    world.server.page("/storm2", button(100, "setInterval(()=>open('/new'),1)"))
+    world.server.page("/storm", button(100, "for(let i=0;i<12;i++)window.open('/new?'+i)"))
+    world.server.page("/storm2", button(100, "setInterval(()=>window.open('/new'),1)"))
     async with world.episode("/storm", max_popups=3) as e:
         said = await e.click(110, 110)
         assert len(e.observation.tabs) <= 4 and "closed at once" in said and e.seconds < 2 * MOMENT_S
@@ -153,8 +153,9 @@ async def test_downloads_are_saved_named_and_told(world, tmp_path):
         await e.one("wait", seconds=1)
         assert e.observation.active_tab.title == "Downloads"
         files = {p.name: p for p in tmp_path.rglob("*") if p.is_file()}
-        assert set(files) == {"x_y_.txt", "report.pdf"}, said
-        assert files["x_y_.txt"].read_bytes() == b"hello"
+        assert len(files) == 2 and "report.pdf" in files, said
+        (other,) = set(files) - {"report.pdf"}
+        assert other.endswith("x_y_.txt") and not other.startswith(".") and files[other].read_bytes() == b"hello"
         assert all(tmp_path in p.parents for p in files.values())
 
 
