@@ -109,7 +109,8 @@ def _leaf(row: Row, sources: tuple[Source, ...], sharder: Sharder | None, dtype:
         return _cast(_put(sources[0], row.shape, whole), dtype)
     stack = jnp.zeros(row.full_shape, dtype, device=whole)
     for layer, source in enumerate(sources):
-        stack = _insert(stack, _put(source, row.shape, one), layer, whole)
+        # Waiting bounds the memory: reading would run ahead of the insertions, and every layer in between is alive.
+        stack = jax.block_until_ready(_insert(stack, _put(source, row.shape, one), layer, whole))
     return stack
 
 
@@ -124,7 +125,7 @@ def _put(source: Source, shape: tuple[int, ...], sharding: Sharding) -> jax.Arra
     for bounds, devices in holders.items():
         piece = source.read(tuple(slice(*bound) for bound in bounds)).view(dtype)
         pieces += [jax.device_put(piece, device) for device in devices]
-        jax.block_until_ready(pieces)  # else reading runs ahead of the transfers and the host fills up
+        jax.block_until_ready(pieces)  # the host's copy of this shard can go before the next is read
     return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
@@ -189,7 +190,7 @@ def export(
     tensors = [(row, layer, name) for row in table(config) for layer, name in enumerate(row.hf_names())]
     entries = [Entry(name=name, dtype=stored, shape=layouts[row.path].hf_shape) for row, _, name in tensors]
     files = shards(entries, max_shard_bytes)
-    arrays = (_fetch(values[row.path], layer, layouts[row.path], row, FLOATS[stored]) for row, layer, _ in tensors)
+    arrays = (_fetch(values[row.path], layer, row, layouts[row.path], FLOATS[stored]) for row, layer, _ in tensors)
     if jax.process_index():
         for _ in arrays:  # the first host's gathers need this one's part
             pass
@@ -229,21 +230,16 @@ def _checked(params: Params, config: ModelConfig) -> dict[tuple[str, ...], Any]:
     return {path: leaf for path, (_, leaf) in found.items()}
 
 
-def _fetch(leaf: Any, layer: int, layout: Layout, row: Row, dtype: np.dtype) -> np.ndarray:
-    """One tensor as the file has it, gathered to this host."""
-    if isinstance(leaf, jax.Array):
-        one = _select(leaf, layer, dtype, bool(row.layers))
-        value = np.asarray(one if one.is_fully_addressable else multihost_utils.process_allgather(one, tiled=True))
-    else:
-        value = np.asarray(leaf[layer] if row.layers else leaf).astype(dtype)
-    bits = np.ascontiguousarray(value).view(f"u{dtype.itemsize}")  # integers are rearranged faster than bfloat16
-    return np.ascontiguousarray(layout.to_hf(bits)).view(dtype)
+def _fetch(leaf: Any, layer: int, row: Row, layout: Layout, dtype: np.dtype) -> np.ndarray:
+    """One tensor as the file has it, gathered to this host; cast and rearranged on the devices."""
+    one = _as_stored(leaf, layer, bool(row.layers), layout, dtype)
+    return np.asarray(one if one.is_fully_addressable else multihost_utils.process_allgather(one, tiled=True))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _select(leaf: jax.Array, layer: Any, dtype: np.dtype, stacked: bool) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _as_stored(leaf: Any, layer: Any, stacked: bool, layout: Layout, dtype: np.dtype) -> jax.Array:
     one = jax.lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False) if stacked else leaf
-    return one.astype(dtype)
+    return layout.to_hf(one.astype(dtype))
 
 
 def _write_weights(draft: pathlib.Path, files: list[list[Entry]], arrays: Iterator[np.ndarray]) -> None:
