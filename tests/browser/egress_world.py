@@ -8,6 +8,7 @@ reached: it counts every TCP connection and UDP packet.
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import Callable
 
@@ -123,3 +124,17 @@ class World:
             pass  # a spare connection of the browser
         finally:
             writer.close()
+
+
+def within(seconds: float):
+    """Ends a test that hangs, with a traceback of where it stood."""
+
+    def decorate(test):
+        @functools.wraps(test)
+        async def bounded(*args, **kwargs):
+            async with asyncio.timeout(seconds):
+                await test(*args, **kwargs)
+
+        return bounded
+
+    return decorate

@@ -22,7 +22,7 @@ from owrl_jax.browser.egress_fetch import FetchError
 from owrl_jax.browser.policy import UrlPolicy, split_url
 from owrl_jax.browser.reach import Reach
 from owrl_jax.browser.safety import Safety
-from tests.browser.egress_world import OTHER, PUBLIC, World
+from tests.browser.egress_world import OTHER, PUBLIC, World, within
 
 ENGINES = [p for p in ("/usr/bin/chromium-headless-shell", "/usr/bin/chromium") if Path(p).exists()]
 needs_chromium = pytest.mark.skipif(not ENGINES, reason="no Chromium installed")
@@ -74,6 +74,7 @@ async def settled(condition, seconds: float = 3.0) -> bool:
     return False
 
 
+@within(120)
 async def test_without_the_secret_the_proxy_does_nothing():
     async with rig() as (world, proxy, gate, events):
         other = proxy.open(episode="e2", policy=UrlPolicy())
@@ -101,6 +102,7 @@ async def test_without_the_secret_the_proxy_does_nothing():
             proxy.open(episode="a:b", policy=UrlPolicy())
 
 
+@within(120)
 async def test_plain_requests_and_tunnels_are_relayed_and_counted(tmp_path):
     async with rig() as (world, proxy, gate, events):
         audit = AuditLog(tmp_path / "audit.jsonl")
@@ -131,6 +133,7 @@ async def test_plain_requests_and_tunnels_are_relayed_and_counted(tmp_path):
         assert [r["host"] for r in read_audit(audit.path)] == ["site.test"] * 4
 
 
+@within(120)
 async def test_refusals_say_why_and_carry_the_gates_own_mark():
     policy = UrlPolicy(deny=frozenset({"evil.test"}))
     async with rig(policy) as (world, proxy, gate, events):
@@ -152,6 +155,7 @@ async def test_refusals_say_why_and_carry_the_gates_own_mark():
         assert gate.failure_for("evil.test") is None
 
 
+@within(120)
 async def test_failures_upstream_are_told_apart_and_forgotten_on_success():
     async with rig(connect_timeout_s=0.3, dns_timeout_s=0.3, limits=EgressLimits(response_s=0.3)) as (
         world,
@@ -217,6 +221,7 @@ async def test_failures_upstream_are_told_apart_and_forgotten_on_success():
         server.close()
 
 
+@within(120)
 async def test_the_second_address_is_tried_and_the_losers_are_closed():
     async with rig(stagger_s=0.05) as (world, proxy, gate, _):
         world.names["dual.test"] = ["2606:2800:220:1::1", PUBLIC, OTHER]
@@ -237,6 +242,7 @@ async def test_the_second_address_is_tried_and_the_losers_are_closed():
         assert opened == [PUBLIC, "2606:2800:220:1::1", OTHER]
 
 
+@within(120)
 async def test_a_slow_reader_holds_its_sender_back():
     sent = 0
 
@@ -268,6 +274,7 @@ async def test_a_slow_reader_holds_its_sender_back():
         server.close()
 
 
+@within(120)
 async def test_bounds_of_connections_bytes_heads_and_bodies():
     limits = EgressLimits(connections=3, total_bytes=100_000, head_bytes=2000, request_body_bytes=1000)
     async with rig(limits=limits) as (world, proxy, gate, _events):
@@ -292,6 +299,7 @@ async def test_bounds_of_connections_bytes_heads_and_bodies():
         )
 
 
+@within(120)
 async def test_stopping_leaves_no_task_no_connection_and_no_port(caplog):
     before = asyncio.all_tasks()
     async with rig() as (world, proxy, gate, events):
@@ -329,6 +337,7 @@ async def test_stopping_leaves_no_task_no_connection_and_no_port(caplog):
     assert "unexpected" not in caplog.text
 
 
+@within(120)
 async def test_hostile_clients_do_not_disturb_the_proxy(caplog):
     rng = random.Random(3)
     async with rig() as (world, proxy, gate, _events):
@@ -354,6 +363,7 @@ async def test_hostile_clients_do_not_disturb_the_proxy(caplog):
     assert "a subscriber failed" in caplog.text and "unexpected" not in caplog.text
 
 
+@within(120)
 async def test_the_sandboxs_own_fetch_obeys_the_same_rules():
     async with rig() as (world, _proxy, gate, _):
         world.page("http://site.test/robots.txt", "User-agent: *\nDisallow: /no")
@@ -391,6 +401,7 @@ async def websocket(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 @needs_chromium
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda p: Path(p).name)
+@within(120)
 async def test_chromium_signs_in_once_and_goes_through_for_everything(engine, caplog):
     from playwright.async_api import async_playwright
 
@@ -455,12 +466,13 @@ async def test_chromium_signs_in_once_and_goes_through_for_everything(engine, ca
 
 
 @needs_chromium
+@within(120)
 async def test_hosts_are_read_as_chromium_reads_them():
     """Differential test: every URL that Chromium accepts must be the same host and port to us, or be refused by us."""
     from playwright.async_api import async_playwright
 
     rng = random.Random(11)
-    numbers = [  # noqa: E501
+    numbers = [
         "127",
         "0",
         "1",
@@ -479,7 +491,7 @@ async def test_hosts_are_read_as_chromium_reads_them():
         "%31",
         "0x7f.1",
     ]
-    words = [  # noqa: E501
+    words = [
         "a",
         "example",
         "com",

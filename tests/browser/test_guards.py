@@ -8,6 +8,7 @@ import pytest
 
 from owrl_jax.browser.elements import DESCRIBE_JS, ElementFacts
 from owrl_jax.browser.guards import Guards
+from tests.browser.egress_world import within
 from tests.browser.guard_pages import ALLOWED, GUARDED
 
 ENGINES = [p for p in ("/usr/bin/chromium-headless-shell", "/usr/bin/chromium") if Path(p).exists()]
@@ -41,6 +42,7 @@ async def collect(table) -> dict[str, ElementFacts | None]:
     return found
 
 
+@within(120)
 async def test_guards_stop_the_last_step_and_nothing_else():
     facts = await collect(GUARDED | ALLOWED)
     wrong = []
@@ -63,6 +65,7 @@ async def test_guards_stop_the_last_step_and_nothing_else():
     assert not wrong, "\n".join(wrong)
 
 
+@within(120)
 async def test_a_frame_is_judged_by_its_own_address_and_blank_ones_by_the_page_around():
     from playwright.async_api import async_playwright
 

@@ -15,7 +15,7 @@ import pytest
 from owrl_jax.browser.egress import EGRESS_FLAGS, EgressEvent, EgressProxy
 from owrl_jax.browser.policy import UrlPolicy
 from owrl_jax.browser.reach import Reach
-from tests.browser.egress_world import PUBLIC, Secret, World
+from tests.browser.egress_world import PUBLIC, Secret, World, within
 
 ENGINES = [p for p in ("/usr/bin/chromium-headless-shell", "/usr/bin/chromium") if Path(p).exists()]
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no Chromium installed")
@@ -122,6 +122,7 @@ MAY_STAY_SILENT = {"ping", "csp report", "prefetch"}
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda p: Path(p).name)
+@within(120)
 async def test_the_secret_server_is_never_reached(engine):
     async with Rig(engine) as rig:
         world, port, hp = rig.world, rig.secret.port, f"secret.test:{rig.secret.port}"
@@ -156,6 +157,7 @@ async def test_the_secret_server_is_never_reached(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda p: Path(p).name)
+@within(120)
 async def test_https_service_workers_and_rebinding_do_not_reach_the_secret(engine):
     async with Rig(engine) as rig:
         world, port = rig.world, rig.secret.port
@@ -205,6 +207,7 @@ async def test_https_service_workers_and_rebinding_do_not_reach_the_secret(engin
         await bare.close()
 
 
+@within(120)
 async def test_a_service_worker_does_not_reach_the_secret():
     # Service workers need a secure context, which a plain-http page only is on localhost: that host is excepted here.
     async with Rig(ENGINES[0]) as rig:

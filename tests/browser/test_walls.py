@@ -13,6 +13,7 @@ import pytest
 from owrl_jax.browser.blocks import classify
 from owrl_jax.browser.page_facts import COLLECT_JS, PageFacts
 from owrl_jax.outcome import Owner
+from tests.browser.egress_world import within
 from tests.browser.wall_pages import DECOYS, WALLS
 
 ENGINES = [p for p in ("/usr/bin/chromium-headless-shell", "/usr/bin/chromium") if Path(p).exists()]
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.skipif(not ENGINES, reason="no Chromium installed")
 
 
 @pytest.mark.parametrize("engine", ENGINES[:1], ids=lambda p: Path(p).name)
+@within(120)
 async def test_walls_are_named_and_decoys_are_not(engine):
     from playwright.async_api import async_playwright
 
@@ -46,13 +48,14 @@ async def test_walls_are_named_and_decoys_are_not(engine):
     assert not wrong, "\n".join(wrong)
 
 
+@within(120)
 async def test_collecting_is_bounded_on_a_huge_page():
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=ENGINES[0], args=["--no-sandbox"])
         page = await browser.new_page()
-        await page.set_content("<body><script>for(let i=0;i<150000;i++){let d=document.createElement('div');"
+        await page.set_content("<body><script>for(let i=0;i<40000;i++){let d=document.createElement('div');"
                                "d.textContent='w'+i;document.body.append(d)}</script>")  # fmt: skip
         data = await page.evaluate(COLLECT_JS)
         # A deadline inside the script, not a timing assertion: it must say that it stopped, and have stopped early.
