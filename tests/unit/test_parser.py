@@ -234,7 +234,7 @@ pieces = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=600)
 @given(st.lists(st.one_of(pieces, st.text(max_size=4)), max_size=14).map("".join), st.booleans())
 def test_nothing_raises_and_every_answer_is_whole(text, required):
     parsed = parse(text, reasoning_required=required)
@@ -257,7 +257,7 @@ tool_calls = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.one_of(st.text(max_size=30), pieces), st.lists(tool_calls, min_size=1, max_size=4))
 def test_what_is_written_is_read_as_it_was_meant(reasoning, calls):
     parsed = parse(write(reasoning, calls))

@@ -1,0 +1,1 @@
+"""What people look at: episodes as pages, and the harness explained by example. Needs no accelerator stack."""
