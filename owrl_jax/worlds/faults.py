@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -109,7 +110,7 @@ class FaultState:
         self._limited = 0
         self._expired = False
         self._failed_at = 0
-        self._fragment = False
+        self._whole = False
         self._back = "/"
         self._shift_px = random.Random(f"faults/{faults.seed}").randrange(60, 180, 20)
 
@@ -118,13 +119,15 @@ class FaultState:
         f = self.faults
         if request.path == "/_dismiss":
             self._dismissed.add(request.sent("what"))
-            return see_other(request.sent("back", "/"))
+            back = request.sent("back")
+            return see_other(back if re.fullmatch(r"/(?!/)[^\s\\]*", back) else "/")
         if request.path == "/_broken.woff2":
             return Response(hang=True)
         if request.path == "/_broken.png":
             return Response(status=404, content_type="text/plain")
-        self._fragment = FRAGMENT_HEADER in request.headers
-        if self._fragment:
+        fragment = FRAGMENT_HEADER in request.headers
+        self._whole = fragment or request.method != "GET"  # the answer to a form cannot be fetched again
+        if fragment:
             return dataclasses.replace(answer(request), delay_s=f.late_ms / 1000)
         if not request.path.startswith(("/_", "/suggest")):
             self._pages += 1
@@ -159,6 +162,7 @@ class FaultState:
             )
         if f.fail_every and n % f.fail_every == 0 and self._failed_at != n - 1:
             self._failed_at = n
+            self.barred = "server error"
             return html_response(
                 "<!doctype html><title>503</title>"
                 + e.body(
@@ -195,7 +199,7 @@ class FaultState:
 
     def late(self, main: Markup) -> Markup:
         """`main`, or a placeholder and a script that fetches it; the answer to that fetch holds the real one."""
-        if not self.faults.late_ms or self._fragment:
+        if not self.faults.late_ms or self._whole:
             return main
         script = (
             "fetch(location.href,{headers:{'X-Late-Content':'1'}}).then(r=>r.text()).then(t=>{"

@@ -13,6 +13,11 @@ def _last(pairs: Pairs, name: str, default: str) -> str:
     return next((v for k, v in reversed(pairs) if k == name), default)
 
 
+def whole(text: str, default: int = -1) -> int:
+    """The number that a text spells in plain digits, at most nine of them; else `default`."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
     """One request to a site.

@@ -29,7 +29,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from owrl_jax.types import Task, Verdict
 from owrl_jax.worlds import registry
 from owrl_jax.worlds.html import e
-from owrl_jax.worlds.messages import Request, Response, html_response
+from owrl_jax.worlds.messages import Request, Response, html_response, whole
 
 COOKIE = "owrl_episode"
 _HEAD_LIMIT = 64 * 1024
@@ -162,16 +162,18 @@ class WorldServer:
 
     # ---- the wire -------------------------------------------------------------------------------------------------
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: Python 3.11 logs an error for every cancelled task that asyncio.streams made itself.
+        task = asyncio.ensure_future(self._serve(reader, writer))
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 while await self._exchange(reader, writer):
                     pass
         finally:
-            self._connections.discard(task)
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -183,9 +185,9 @@ class WorldServer:
         method, target, _ = parts
         headers = {k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:]) if v}
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > _BODY_LIMIT:
+        if not 0 <= whole(length) <= _BODY_LIMIT:
             return False
-        body = await reader.readexactly(int(length))
+        body = await reader.readexactly(whole(length))
         if method not in ("GET", "HEAD", "POST"):
             response = Response(status=405, content_type="text/plain")
         else:
@@ -194,7 +196,8 @@ class WorldServer:
             self.handler_s += time.perf_counter() - began
             self.requests += 1
         if response.hang:
-            await asyncio.Event().wait()
+            await reader.read(1)  # nothing more comes until the visitor gives up
+            return False
         if response.delay_s:
             await asyncio.sleep(response.delay_s)
         lines = [

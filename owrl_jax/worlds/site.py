@@ -26,7 +26,7 @@ from owrl_jax.worlds import goals
 from owrl_jax.worlds.faults import Faults, FaultState
 from owrl_jax.worlds.goals import Decoy, Goal, State
 from owrl_jax.worlds.html import e
-from owrl_jax.worlds.messages import Request, Response, html_response, see_other
+from owrl_jax.worlds.messages import Request, Response, html_response
 from owrl_jax.worlds.script import Move, Say
 from owrl_jax.worlds.skins import SCRIPT, Skin
 
@@ -286,9 +286,3 @@ class Episode:
             message = f"There is no page {request.path}."
         page = self.page("Not found", e.h1("Page not found"), e.p(message), e.a("Back to the start", href="/"))
         return dataclasses.replace(page, status=404)
-
-
-def back_to(request: Request, default: str) -> Response:
-    """See other: the page named by the form's `back` field if it is one of this site, else `default`."""
-    target = request.sent("back", default)
-    return see_other(target if re.fullmatch(r"/(?!/)[^\s\\]*", target) else default)

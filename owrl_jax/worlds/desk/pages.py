@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from owrl_jax.worlds.desk.data import CATEGORIES, FOLDERS, PEOPLE, PRIORITIES, STATUSES, Desk, Mail, Ticket, address
 from owrl_jax.worlds.goals import State, normal
 from owrl_jax.worlds.html import e, field, hidden, options, radios, table
-from owrl_jax.worlds.messages import Request, Response, see_other
+from owrl_jax.worlds.messages import Request, Response, see_other, whole
 from owrl_jax.worlds.site import Episode, NoSuchPage, Routes
 
 routes = Routes()
@@ -71,7 +71,7 @@ def mailbox(episode: Episode, request: Request) -> Response:
         and all(w in normal(f"{m.sender} {m.subject}").split() for w in words)
     ]
     pages = max(1, -(-len(found) // PER_PAGE))
-    page = min(max(1, int(request.get("page", "1")) if request.get("page", "1").isdigit() else 1), pages)
+    page = min(max(1, whole(request.get("page"), 1)), pages)
     rows = [
         (
             "★" if episode.state[f"mail/{m.ident}"]["star"] else "",
@@ -220,9 +220,9 @@ def contacts(episode: Episode, request: Request) -> Response:
 
 @routes.get("/contacts/{index}")
 def contact(episode: Episode, request: Request, index: str) -> Response:
-    if not index.isdigit() or int(index) >= len(PEOPLE):
+    if not 0 <= whole(index) < len(PEOPLE):
         raise NoSuchPage("There is no such contact.")
-    person = PEOPLE[int(index)]
+    person = PEOPLE[whole(index)]
     episode.see(f"contact:{person}")
     rows = [("Mail", address(person)), ("Phone", episode.world.phones[person])]
     return episode.page(person, e.h1(person), table(("", ""), rows, id="details"), here="contacts")

@@ -26,7 +26,7 @@ from owrl_jax.worlds.locator.data import (
     Town,
     km,
 )
-from owrl_jax.worlds.messages import Request, Response, see_other
+from owrl_jax.worlds.messages import Request, Response, see_other, whole
 from owrl_jax.worlds.site import Episode, NoSuchPage, Routes
 
 routes = Routes()
@@ -43,7 +43,7 @@ def hours_text(hours: tuple[int, int] | None) -> str:
 
 
 def _store(episode: Episode, number: str) -> Store:
-    found = episode.world.store(int(number)) if number.isdigit() else None
+    found = episode.world.store(whole(number))
     if found is None:
         raise NoSuchPage(f"There is no store {number}.")
     return found
@@ -103,10 +103,10 @@ def _map(town: Town, zoom: tuple[int, int] | None, my_store: int) -> Markup:
 @routes.get("/")
 def home(episode: Episode, request: Request) -> Response:
     """The map: whole town with clusters, or one cell of it."""
-    c, r = request.get("c"), request.get("r")
+    c, r = whole(request.get("c")), whole(request.get("r"))
     zoom = None
-    if c.isdigit() and r.isdigit() and int(c) < COLUMNS and int(r) < ROWS:
-        zoom = (int(c), int(r))
+    if 0 <= c < COLUMNS and 0 <= r < ROWS:
+        zoom = (c, r)
         episode.see(f"map:{c}-{r}")
     else:
         episode.see("map")

@@ -15,7 +15,7 @@ CATEGORIES: dict[str, tuple[str, str, tuple[str, ...], tuple[int, int]]] = {
     "backpacks": ("backpack", "volume", ("15 l", "22 l", "30 l", "45 l"), (25, 190)),
     "headphones": ("headphones", "type", ("in-ear", "on-ear", "over-ear"), (20, 380)),
     "kettles": ("kettle", "capacity", ("0.8 l", "1.2 l", "1.7 l"), (15, 120)),
-    "tents": ("tent", "sleeps", ("1 person", "2 persons", "4 persons"), (60, 640)),
+    "tents": ("tent", "type", ("1-person", "2-person", "4-person"), (60, 640)),
 }
 _BRANDS = ("Norvik", "Aldea", "Tamsin", "Ostro", "Pellar", "Quent", "Brisa", "Kolme")
 _MODELS = (

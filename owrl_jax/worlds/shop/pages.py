@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from owrl_jax.worlds.goals import State, normal
 from owrl_jax.worlds.html import children, e, field, hidden, options, radios, table
-from owrl_jax.worlds.messages import Request, Response, see_other
+from owrl_jax.worlds.messages import Request, Response, see_other, whole
 from owrl_jax.worlds.shop.data import CATEGORIES, COUPONS, SHIPPING, Product, Shop
 from owrl_jax.worlds.site import Episode, NoSuchPage, Routes
 
@@ -71,15 +71,15 @@ def home(episode: Episode, request: Request) -> Response:
 def _matches(product: Product, request: Request) -> bool:
     words = normal(request.get("q")).split()
     text = normal(f"{product.name} {product.category} {product.attribute}").split()
-    limit, stars = request.get("max"), request.get("stars")
+    limit, stars = whole(request.get("max")), whole(request.get("stars"))
     return (
         all(w in text or w.removesuffix("s") in text for w in words)
         and request.get("cat") in ("", product.category)
         and request.get("brand") in ("", product.brand)
         and (not request.get("colour") or request.get("colour") in product.colours)
         and request.get("attribute") in ("", product.attribute)
-        and (not limit.isdigit() or product.cents <= int(limit) * 100)
-        and (not stars.isdigit() or product.rating >= int(stars) * 10)
+        and (limit < 0 or product.cents <= limit * 100)
+        and (stars < 0 or product.rating >= stars * 10)
     )
 
 
@@ -115,7 +115,7 @@ def listing(episode: Episode, request: Request) -> Response:
     category, order = request.get("cat"), request.get("sort", "relevance")
     found = _ordered([p for p in shop.products if _matches(p, request)], order)
     pages = max(1, -(-len(found) // PER_PAGE))
-    page = min(max(1, int(request.get("page", "1")) if request.get("page", "1").isdigit() else 1), pages)
+    page = min(max(1, whole(request.get("page"), 1)), pages)
     episode.see(f"list:{category}", f"sorted:{category}:{order}")
     kind = CATEGORIES.get(category)
     pool = [p for p in shop.products if category in ("", p.category)]
@@ -244,13 +244,13 @@ def wishlist(episode: Episode, request: Request) -> Response:
 @routes.post("/cart/add/{sku}")
 def add(episode: Episode, request: Request, sku: str) -> Response:
     p = _product(episode, sku)
-    quantity, colour, size = request.sent("quantity"), request.sent("colour"), request.sent("size")
+    quantity, colour, size = whole(request.sent("quantity")), request.sent("colour"), request.sent("size")
     size = size if p.sizes else ""
-    if not quantity.isdigit() or not 1 <= int(quantity) <= 20 or colour not in p.colours:
+    if not 1 <= quantity <= 20 or colour not in p.colours or (p.sizes and size not in p.sizes):
         message = "Please choose a colour and a quantity from 1 to 20."
         return episode.page("Not added", e.p(message, cls="note"), e.a("Back", href=f"/p/{sku}", id="product"))
     key = cart_key(p, colour, size)
-    episode.state[key] = episode.state.get(key, 0) + int(quantity)
+    episode.state[key] = episode.state.get(key, 0) + quantity
     return see_other("/cart")
 
 
@@ -305,10 +305,10 @@ def _total(episode: Episode) -> int:
 
 @routes.post("/cart/set")
 def set_quantity(episode: Episode, request: Request) -> Response:
-    key, quantity = request.sent("key"), request.sent("quantity")
-    if key in episode.state and key.startswith("cart/") and quantity.isdigit() and int(quantity) <= 20:
-        if int(quantity):
-            episode.state[key] = int(quantity)
+    key, quantity = request.sent("key"), whole(request.sent("quantity"))
+    if key in episode.state and key.startswith("cart/") and 0 <= quantity <= 20:
+        if quantity:
+            episode.state[key] = quantity
         else:
             del episode.state[key]
     return see_other("/cart")

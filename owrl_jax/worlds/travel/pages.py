@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from owrl_jax.worlds.goals import State, normal
 from owrl_jax.worlds.html import checkbox, e, field, hidden, options, radios, table
-from owrl_jax.worlds.messages import Request, Response, json_response, see_other
+from owrl_jax.worlds.messages import Request, Response, json_response, see_other, whole
 from owrl_jax.worlds.site import Episode, NoSuchPage, Routes
 from owrl_jax.worlds.travel.data import AMENITIES, CITIES, MEALS, TODAY, Flight, Hotel, Travel, clock, label
 
@@ -358,7 +358,7 @@ def hotel(episode: Episode, request: Request, ident: str) -> Response:
 def book_hotel(episode: Episode, request: Request, ident: str) -> Response:
     h = _hotel(episode, ident)
     arrival, leaving, name = _day(request.sent("from")), _day(request.sent("until")), request.sent("name")
-    if not name or not arrival or not leaving or arrival >= leaving or request.sent("n") not in "1234":
+    if not name or not arrival or not leaving or arrival >= leaving or not 1 <= whole(request.sent("n")) <= 4:
         back = e.a("Back", href=f"/hotels/{ident}", id="back")
         return episode.page("Book", e.p("Two days in the right order and a name are needed.", cls="note"), back)
     n = 1 + sum(k.startswith("stay/") for k in episode.state)
@@ -366,7 +366,7 @@ def book_hotel(episode: Episode, request: Request, ident: str) -> Response:
         "hotel": h.name,
         "from": arrival,
         "until": leaving,
-        "guests": int(request.sent("n")),
+        "guests": whole(request.sent("n")),
         "name": name,
     }
     return see_other("/trips")

@@ -1,0 +1,258 @@
+"""`owrl worlds list | serve | play | rate`: what sites there are, and trying them by hand or by oracle.
+
+owrl worlds list [--site NAME] [--markdown | --json] [--rates FILE]
+owrl worlds serve [--port N]           # prints one start address per site
+owrl worlds play --site shop --template price --seed 3
+owrl worlds rate --seeds 20 --out rates.json      # oracles through a real browser, for `list --rates`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import json
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Any
+
+from owrl_jax.types import VerdictValue
+from owrl_jax.worlds import miniwob, registry
+from owrl_jax.worlds.faults import Faults, named_faults
+from owrl_jax.worlds.server import Visit, WorldServer
+
+_HEADER = """# Local worlds
+
+Made by `owrl worlds list --markdown --rates rates.json`; the oracle rates by
+`owrl worlds rate --seeds 20 --out rates.json`.
+
+Six sites of our own, served on loopback, each under a host name of its own, and the MiniWoB++ tasks. State is per
+episode; data come from a seed; what counts as success is decided by a program from the final state, the answer and the
+pages that were served. Of every template each tenth seed is held out (`held_out_seed`), and whole templates are
+(`held_out_template`).
+"""
+
+
+@dataclasses.dataclass
+class ListArgs:
+    """Which sites and templates there are."""
+
+    site: str = ""
+    """Only this site."""
+    markdown: bool = False
+    """The page docs/worlds.md."""
+    json: bool = False
+    """One JSON object."""
+    rates: Path | None = None
+    """Oracle rates, from `owrl worlds rate`."""
+
+
+@dataclasses.dataclass
+class ServeArgs:
+    """Serve the sites until interrupted."""
+
+    port: int = 8100
+    """0 takes a free one."""
+    template: str = ""
+    """SITE/TEMPLATE whose first page to offer; by default the first template of each site."""
+    seed: int = 0
+
+
+@dataclasses.dataclass
+class PlayArgs:
+    """Try a task in your own browser; type the answer when you are done."""
+
+    site: str
+    template: str
+    seed: int = 0
+    skin: str | None = None
+    faults: tuple[str, ...] = ()
+    """Names of faults, such as popup or late_ms."""
+    port: int = 0
+    open: bool = True
+    """Open the page in the default browser."""
+
+
+@dataclasses.dataclass
+class RateArgs:
+    """Let the oracles solve every template in a real browser."""
+
+    seeds: int = 20
+    """Seeds 0 to this per template."""
+    site: str = ""
+    """Only this site."""
+    out: Path | None = None
+    """Where to write the rates as JSON; each template is written as soon as it is done."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs one of the commands. Returns the exit code."""
+    import tyro
+
+    chosen = tyro.cli(
+        Annotated[ListArgs, tyro.conf.subcommand("list")]
+        | Annotated[ServeArgs, tyro.conf.subcommand("serve")]
+        | Annotated[PlayArgs, tyro.conf.subcommand("play")]
+        | Annotated[RateArgs, tyro.conf.subcommand("rate")],
+        args=argv,
+        prog="owrl worlds",
+    )
+    try:
+        match chosen:
+            case ListArgs():
+                return list_worlds(chosen)
+            case ServeArgs():
+                return asyncio.run(_serve(chosen))
+            case PlayArgs():
+                return asyncio.run(_play(chosen))
+            case _:
+                return asyncio.run(_rate(chosen))
+    except (KeyError, ValueError) as error:
+        sys.stderr.write(f"owrl worlds: {error.args[0]}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - a command talks to its user
+
+
+# ---- list -----------------------------------------------------------------------------------------------------------
+
+
+def inventory(only: str = "", rates: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Sites with their templates, as plain data; `rates` maps `site/template` to [solved, tried]."""
+    found: dict[str, Any] = {}
+    for name in registry.OWN:
+        if only in ("", name):
+            site = registry.site(name)
+            found[name] = {
+                "about": site.about,
+                "skins": [s.name for s in site.skins],
+                "viewport": list(site.viewport),
+                "templates": [
+                    {
+                        "name": kind,
+                        "level": site.templates[kind].level,
+                        "held_out": site.templates[kind].held_out,
+                        "phrasings": len(site.templates[kind].phrasings),
+                        "decoys": len(site.case(kind, 0).all_decoys),
+                        "example": registry.make_task(name, kind, 0).instruction,
+                        "oracle": (rates or {}).get(f"{name}/{kind}"),
+                    }
+                    for kind in registry.templates(name)
+                ],
+            }
+    if only and not found and only != miniwob.NAME:
+        raise KeyError(f"there is no site {only!r}; there are {', '.join(registry.sites())}")
+    return found
+
+
+def list_worlds(args: ListArgs) -> int:
+    """Prints the inventory."""
+    rates = json.loads(args.rates.read_text()) if args.rates else None
+    found = inventory(args.site, rates)
+    with_miniwob = args.site in ("", miniwob.NAME) and miniwob.installed()
+    if args.json:
+        extra = {miniwob.NAME: {"templates": list(miniwob.tasks())}} if with_miniwob else {}
+        _say(json.dumps(found | extra))
+        return 0
+    if args.markdown:
+        _say(_HEADER)
+    for name, site in found.items():
+        kinds = site["templates"]
+        if args.markdown:
+            _say(f"## {name}\n\n{site['about'][0].upper()}{site['about'][1:]}. Skins: {', '.join(site['skins'])}.\n")
+            _say("| template | level | split | oracle | decoys | for example |")
+            _say("| --- | --- | --- | --- | --- | --- |")
+            for t in kinds:
+                split = "held out" if t["held_out"] else "train"
+                _say(
+                    f"| {t['name']} | {t['level']:g} | {split} | {_rate_text(t['oracle'])} | {t['decoys']} "
+                    f"| {t['example'].replace('|', '/')} |"
+                )
+            _say("")
+        else:
+            _say(f"{name}: {site['about']} ({len(kinds)} templates, skins {', '.join(site['skins'])})")
+            for t in kinds:
+                mark = "held out" if t["held_out"] else ""
+                _say(f"  {t['name']:<24} level {t['level']:<4g} {mark:<9} {t['example']}")
+    if with_miniwob:
+        _print_miniwob(args.markdown)
+    return 0
+
+
+def _rate_text(rate: list[int] | None) -> str:
+    return "not measured" if rate is None else f"{rate[0]}/{rate[1]}"
+
+
+def _print_miniwob(markdown: bool) -> None:
+    names = miniwob.tasks()
+    if not markdown:
+        _say(f"{miniwob.NAME}: {len(names)} tasks of the package miniwob")
+        return
+    _say(
+        f"## {miniwob.NAME}\n\n{len(names)} tasks of the installed package; in brackets those that are not the same on"
+    )
+    _say("every visit with one seed.\n")
+    _say(", ".join(f"({n})" if n in miniwob.NON_DETERMINISTIC else n for n in names) + ".")
+
+
+# ---- serve and play -------------------------------------------------------------------------------------------------
+
+
+async def _serve(args: ServeArgs) -> int:
+    async with WorldServer(port=args.port) as worlds:
+        wanted = [args.template.partition("/")[::2]] if args.template else [(n, "") for n in registry.OWN]
+        for name, kind in wanted:
+            task = registry.make_task(name, kind or registry.templates(name)[0], args.seed)
+            visit = await worlds.open(task)
+            _say(f"{name:<10} {visit.start_url}\n           {task.instruction}")
+        _say("Interrupt to stop.")
+        await asyncio.Event().wait()
+    return 0
+
+
+async def _play(args: PlayArgs) -> int:
+    faults = named_faults(args.faults, args.seed) if args.faults else Faults()
+    task = registry.make_task(args.site, args.template, args.seed, skin=args.skin, faults=faults)
+    async with WorldServer(port=args.port) as worlds:
+        visit = await worlds.open(task)
+        _say(f"Task:  {visit.instruction}\nOpen:  {visit.start_url}")
+        if args.open:
+            await asyncio.to_thread(webbrowser.open, visit.start_url)
+        said = await asyncio.to_thread(input, "When you are done, type your answer (or just Enter): ")
+        return report(visit, said)
+
+
+def report(visit: Visit, said: str) -> int:
+    """Prints the verdict; exit code 0 for success."""
+    verdict = visit.verdict(said or "Done.")
+    _say(f"{verdict.value.value}: {verdict.rationale}")
+    for reason in verdict.reasons[1:]:
+        _say(f"  {reason}")
+    return 0 if verdict.value is VerdictValue.SUCCESS else 1
+
+
+# ---- rate -----------------------------------------------------------------------------------------------------------
+
+
+async def _rate(args: RateArgs) -> int:
+    from owrl_jax.worlds.trial import Trial
+
+    rates: dict[str, list[int]] = {}
+    lost = 0
+    for name in (args.site,) if args.site else registry.OWN:
+        async with Trial(registry.site(name).viewport) as trial:
+            for kind in registry.templates(name):
+                results = [await trial.run(registry.make_task(name, kind, seed)) for seed in range(args.seeds)]
+                solved = sum(r.solved for r in results)
+                rates[f"{name}/{kind}"] = [solved, len(results)]
+                lost += len(results) - solved
+                why = collections.Counter(r.why for r in results if not r.solved)
+                _say(" ".join((f"{name}/{kind}: {solved}/{len(results)}", *why)))
+                if args.out:
+                    args.out.write_text(json.dumps(rates, indent=1))
+    return 1 if lost else 0
