@@ -186,6 +186,8 @@ class Episode:
         problem, failures = "", 0
 
         for number in range(harness.budgets.max_steps):
+            if self._wish is not None:  # somebody swallowed the cancellation
+                raise asyncio.CancelledError
             mark = ledger.mark()
             with ledger.during("prompt"):
                 prompt = context.prompt()
@@ -244,7 +246,7 @@ class Episode:
         last = next((n for n, call in enumerate(calls) if call.name == "done"), len(calls) - 1)
         result = await sandbox.step(calls[: last + 1])
         skipped = tuple(
-            CallResult(name=call.name, status=CallStatus.SKIPPED, feedback="Skipped: done ends the task.")
+            CallResult(name=call.name, status=CallStatus.SKIPPED, feedback="Skipped: nothing is run after done.")
             for call in calls[last + 1 :]
         )
         return dataclasses.replace(result, results=(*result.results, *skipped)) if skipped else result

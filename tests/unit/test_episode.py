@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 
 import pytest
@@ -352,6 +353,22 @@ async def test_cancelled_at_any_await_there_is_one_outcome_and_the_sandbox_is_cl
         if trajectory.outcome.reason is Reason.CANCELLED:
             assert len(trajectory.turns) <= len(sandbox.ran) + 1
     assert endings == {"cancelled/surplus" if asked else "cancelled/operator", "completed/answered"}
+
+
+async def test_a_policy_that_swallows_the_cancellation_does_not_keep_the_episode_alive():
+    class Deaf(Pausing):
+        async def generate(self, trunk, leaf, sampling):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(9)
+            return await ActorPolicy.generate(self, trunk, leaf, sampling)
+
+    setup = harness()
+    played, sandbox = episode([], setup=setup, policy=Deaf(Script([BACK] * 9), setup.tokens))
+    running = asyncio.create_task(played.run())
+    await asyncio.sleep(0.05)
+    played.cancel("surplus")
+    assert (await asyncio.wait_for(running, 5)).outcome.key == "cancelled/surplus"
+    sound(played, sandbox)
 
 
 async def test_turns_finished_before_a_cancel_are_kept():
