@@ -117,7 +117,7 @@ def _leaf(row: Row, sources: tuple[Source, ...], sharder: Sharder | None, dtype:
 def _put(source: Source, shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
     """One layer of one parameter, in the files' dtype. Each distinct shard is read once and let go before the next."""
     dtype = FLOATS[source.stored[0].dtype]
-    holders: dict[tuple[tuple[int, ...], ...], list[jax.Device]] = {}
+    holders: dict[tuple[tuple[int, ...], ...], list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         bounds = tuple(part.indices(size)[:2] for part, size in zip(index or (), shape, strict=True))
         holders.setdefault(bounds, []).append(device)
