@@ -105,7 +105,7 @@ class Context:
     ) -> None:
         self._tokens, self._chat, self._picture_rule, self._rule = tokens, chat, picture_rule, rule
         shows = rule.screenshots != 0
-        guarded, words = (first_message(task, observation, g, picture=shows) for g in (tokens.guard, unguarded))
+        guarded, words = (first_message(task, observation, g, picture=shows) for g in (self._guard, unguarded))
         self._past: list[_Exchange] = [_Exchange(guarded, words, observation, self._picture(observation))]
         self._trunk: list[int] = list(encode(tokens, chat.preamble + chat.user + guarded.seen))
         self._extended_from = 0
@@ -171,7 +171,7 @@ class Context:
         if before.response is None:
             raise RuntimeError("respond comes before the next observation")
         shows = picture is not None
-        user, words = (later_message(feedback, observation, g, picture=shows) for g in (self._tokens.guard, unguarded))
+        user, words = (later_message(feedback, observation, g, picture=shows) for g in (self._guard, unguarded))
         self._past.append(_Exchange(user, words, observation, picture))
         if self._rule.append_only:
             self._extended_from = len(self._trunk)
@@ -179,6 +179,10 @@ class Context:
             self._trunk += encode(self._tokens, opening)
             self._trunk += self._ended(before.response)
             self._trunk += encode(self._tokens, self._chat.reply + user.seen)
+
+    def _guard(self, text: str) -> str:
+        """Words that are not ours, unable to become a control token or to claim a picture."""
+        return self._tokens.guard(text.replace(PICTURE, ""))
 
     def _ended(self, response: tuple[int, ...]) -> tuple[int, ...]:
         """The response with its end of turn, which history has even where the policy did not get to it."""

@@ -390,7 +390,24 @@ def test_a_hostile_page_changes_no_token_outside_its_own_words(name, evil, where
     assert not any(tag in changed for tag in ("<|", "|>", "<think", "</think", "<tool", "</tool", "</obs"))
 
 
-@settings(deadline=None, max_examples=300)
+@pytest.mark.parametrize("name", ["qwen", "small"])
+def test_the_second_wall_holds_without_the_first(name, monkeypatch):
+    """With words passed on as they are, no control token and no picture comes of them."""
+    monkeypatch.setattr("owrl_jax.agent.prompt.inert", lambda text: text)
+    monkeypatch.setattr("owrl_jax.agent.prompt.one_line", lambda text, limit: text)
+    setup = shared(name)
+
+    def controls(words: str) -> list[int]:
+        context = setup.context(task(words), page(words, words))
+        context.respond(encode_response(setup.tokens, write("I go.", [call("go_back")])))
+        context.observe([words], page(words, words))
+        prompt = context.prompt()
+        return [i for i in prompt.trunk + prompt.leaf if i in set(setup.tokens.control_ids.tolist())]
+
+    assert all(controls(evil) == controls("x") for evil in [*EVIL, "".join(EVIL), "\0", *CONTROL])
+
+
+@settings(deadline=None, max_examples=150)
 @given(nasty)
 def test_inert_text_spells_no_tag_and_is_stable(text):
     once = inert(text)
