@@ -19,6 +19,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from owrl_jax.models.run import Run
+
 
 def param(*shape: int) -> nnx.Param:
     """A declared parameter. Its value here is never used: real values come from the parameter tree."""
@@ -48,8 +50,8 @@ class Kernel(nnx.Module):
         self.bias = param(*shape[inputs:])
         self.inputs = inputs
 
-    def __call__(self, x: Float[Array, "*given"]) -> Float[Array, "*made"]:
-        return jnp.tensordot(x, self.kernel[...], axes=self.inputs) + self.bias[...]
+    def __call__(self, x: Float[Array, "*given"], run: Run) -> Float[Array, "*made"]:
+        return run.linear(x, self.kernel[...], inputs=self.inputs) + self.bias[...]
 
 
 class RMSNorm(nnx.Module):

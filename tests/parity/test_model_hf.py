@@ -223,8 +223,10 @@ def test_text_only_qwen3(tmp_path):
     keep = valid(samples)
     assert relative(np.asarray(logits)[keep], ref_logits[keep]) < 1e-4
     assert relative(np.asarray(hidden)[keep], ref_hidden[keep]) < 1e-4
+    _, images = batch_rows(from_hf(tiny.tiny_hf_config("tied")), [[SAMPLES[1]]])
+    assert images is not None
     with pytest.raises(ValueError, match="no vision tower"):
-        Qwen3VL(config).encode(params, batch_rows(from_hf(tiny.tiny_hf_config("tied")), [[SAMPLES[1]]])[1])
+        Qwen3VL(config).encode(params, images)
 
 
 def test_vision_tower_on_the_screenshot_grid(pair):
@@ -234,6 +236,7 @@ def test_vision_tower_on_the_screenshot_grid(pair):
     reference, config, params = pair
     picture = image(61, 62, 80)
     _, images = batch_rows(config, [[Sample(tokens=np.full(picture.tokens, tiny.IMAGE, np.int32), images=(picture,))]])
+    assert images is not None
     visual = jax.jit(Qwen3VL(config).encode)(params, images)
     inputs = hf_inputs([Sample(tokens=np.zeros(1, np.int32), images=(picture,))])
     with torch.no_grad():

@@ -162,7 +162,7 @@ class Qwen3VL:
 
     def logits(self, params: Params, hidden: Float[Array, "B R D"]) -> Float[Array, "B R V"]:
         """Float32 logits at the given hidden states; gather the positions you need before calling."""
-        out = jnp.einsum("brd,dv->brv", hidden, self.head(params), preferred_element_type=jnp.float32)
+        out = self.run.linear(hidden, self.head(params), out=jnp.float32)
         return self.run.constrain(out, "batch", None, "act_vocab")
 
     def logprobs(
@@ -191,7 +191,7 @@ class Qwen3VL:
         kernel = self.head(params)
 
         def some(rows, targets):
-            logits = jnp.einsum("brd,dv->brv", rows, kernel, preferred_element_type=jnp.float32) / temperature
+            logits = self.run.linear(rows, kernel, out=jnp.float32) / temperature
             logits = self.run.constrain(logits, "batch", None, "act_vocab")
             norm = jax.nn.logsumexp(logits, axis=-1)
             target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]

@@ -54,8 +54,8 @@ class DenseMLP(nnx.Module):
         self.down = param(c.mlp, c.model)
 
     def __call__(self, x: Float[Array, "B T D"], run: Run) -> Float[Array, "B T D"]:
-        hidden = jax.nn.silu(x @ self.gate[...]) * (x @ self.up[...])
-        return run.constrain(hidden, "batch", "length", "act_mlp") @ self.down[...]
+        hidden = jax.nn.silu(run.linear(x, self.gate[...])) * run.linear(x, self.up[...])
+        return run.linear(run.constrain(hidden, "batch", "length", "act_mlp"), self.down[...])
 
 
 class Attention(nnx.Module):
@@ -84,14 +84,14 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[Float[Array, "B T H N"], Float[Array, "B T K N"], Float[Array, "B T K N"]]:
         """Rotated queries and keys, and values."""
         h, a = self.attn_norm(x), self.attn
-        q = run.constrain(jnp.tensordot(h, a.q[...], 1), "batch", "length", "act_heads", None)
-        k = run.constrain(jnp.tensordot(h, a.k[...], 1), "batch", "length", "act_kv_heads", None)
-        v = run.constrain(jnp.tensordot(h, a.v[...], 1), "batch", "length", "act_kv_heads", None)
+        q = run.constrain(run.linear(h, a.q[...]), "batch", "length", "act_heads", None)
+        k = run.constrain(run.linear(h, a.k[...]), "batch", "length", "act_kv_heads", None)
+        v = run.constrain(run.linear(h, a.v[...]), "batch", "length", "act_kv_heads", None)
         return rotate(a.q_norm(q), angles), rotate(a.k_norm(k), angles), v
 
     def finish(self, x: Float[Array, "B T D"], attended: Float[Array, "B T H N"], run: Run) -> Float[Array, "B T D"]:
         """Residual sums of the output map and the MLP."""
-        x = x + jnp.tensordot(attended, self.attn.o[...], 2)
+        x = x + run.linear(attended, self.attn.o[...], inputs=2)
         h = self.mlp_norm(x)
         h = self.mlp(h, run.shard) if isinstance(self.mlp, SparseMLP) else self.mlp(h, run)
         return run.constrain(x + h, "batch", "length", "act_embed")

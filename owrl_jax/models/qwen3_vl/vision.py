@@ -66,12 +66,12 @@ class VisionAttention(nnx.Module):
         self.proj = Kernel(c.heads, c.head_dim, c.model, inputs=2)
 
     def __call__(self, x, angles, visible, run: Run):
-        q, k, v = jnp.moveaxis(self.qkv(x), 2, 0)
+        q, k, v = jnp.moveaxis(self.qkv(x, run), 2, 0)
         q, k = rotate(q, angles), rotate(k, angles)
         out = attend(
             q, k, v, visible_from=visible[0], visible_until=visible[1], mesh=run.mesh, implementation=run.attention
         )
-        return self.proj(out)
+        return self.proj(out, run)
 
 
 class VisionMLP(nnx.Module):
@@ -81,8 +81,8 @@ class VisionMLP(nnx.Module):
         self.fc1 = Kernel(c.model, c.mlp)
         self.fc2 = Kernel(c.mlp, c.model)
 
-    def __call__(self, x):
-        return self.fc2(jax.nn.gelu(self.fc1(x), approximate=True))
+    def __call__(self, x, run: Run):
+        return self.fc2(jax.nn.gelu(self.fc1(x, run), approximate=True), run)
 
 
 class VisionBlock(nnx.Module):
@@ -96,7 +96,7 @@ class VisionBlock(nnx.Module):
 
     def __call__(self, x, angles, visible, run: Run):
         x = x + self.attn(self.norm1(x), angles, visible, run)
-        return x + self.mlp(self.norm2(x))
+        return x + self.mlp(self.norm2(x), run)
 
 
 class Merger(nnx.Module):
@@ -112,10 +112,10 @@ class Merger(nnx.Module):
         self.fc2 = Kernel(merged, c.out)
         self.merged, self.grouped_norm = merged, grouped_norm
 
-    def __call__(self, x: Float[Array, "B P W"]) -> Float[Array, "B M D"]:
+    def __call__(self, x: Float[Array, "B P W"], run: Run) -> Float[Array, "B M D"]:
         batch = x.shape[0]
         x = self.norm(x.reshape(batch, -1, self.merged)) if self.grouped_norm else self.norm(x)
-        return self.fc2(jax.nn.gelu(self.fc1(x.reshape(batch, -1, self.merged)), approximate=False))
+        return self.fc2(jax.nn.gelu(self.fc1(x.reshape(batch, -1, self.merged), run), approximate=False), run)
 
 
 def vision_blocks(c: VisionConfig) -> dict[str, Block]:
@@ -139,12 +139,11 @@ def encode_images(c: VisionConfig, params: Params, axes: Params, images: VisionI
     blocks = vision_blocks(c)
     kernel = jnp.sum(params["patch"]["kernel"].astype(jnp.float32), axis=0).astype(run.compute)
     pixels = (images.patches.astype(jnp.float32) / 127.5 - 1).astype(run.compute)
-    x = pixels @ kernel + params["patch"]["bias"].astype(run.compute)
+    x = run.linear(pixels, kernel) + params["patch"]["bias"].astype(run.compute)
     table = params["position"]["table"].astype(jnp.float32)
-    # Tap by tap: [B, P, 4, W] at once would be four times the activations.
-    position = sum(
-        (table[images.taps[..., t]] * images.tap_weights[..., t, None] for t in range(4)), start=jnp.float32(0)
-    )
+    position = jnp.zeros((), jnp.float32)
+    for t in range(4):  # tap by tap: [B, P, 4, W] at once would be four times the activations
+        position = position + table[images.taps[..., t]] * images.tap_weights[..., t, None]
     x = run.constrain(x + position.astype(run.compute), "batch", "patch", None)
 
     angles = axial_angles(images.rc, head_dim=c.head_dim, theta=c.rope_theta)
@@ -159,7 +158,7 @@ def encode_images(c: VisionConfig, params: Params, axes: Params, images: VisionI
         x, _ = scan_layers(run, body, x, params[f"stage{stage}"], axes[f"stage{stage}"])
         if stage < len(c.taps):
             merger = run.cast(jax.tree.map(lambda leaf, stage=stage: leaf[stage], params["deepstack"]))
-            levels.append(blocks["deepstack"](merger)(x))
-    embeddings = blocks["merger"](run.cast(params["merger"]))(x)
+            levels.append(blocks["deepstack"](merger)(x, run))
+    embeddings = blocks["merger"](run.cast(params["merger"]))(x, run)
     empty = jnp.zeros((0, *embeddings.shape), embeddings.dtype)
     return Visual(embeddings=embeddings, deepstack=jnp.stack(levels) if levels else empty)
