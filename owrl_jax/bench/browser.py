@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from owrl_jax.bench import _browser_load as load
@@ -43,7 +43,7 @@ async def _run(*, repeat: int, quick: bool) -> BenchResult:
     from owrl_jax.browser.engine import BrowserEngine
     from owrl_jax.browser.sandbox import Sandbox
 
-    sizes = (1, 4) if quick else (1, 8, 32)
+    sizes = [1, 4] if quick else [1, 8, 32]
     steps = 3 if quick else 4 * repeat
     late_steps = 50 if quick else 500
     peer_pages = tuple(page for page in PAGES if page != "font") if quick else PAGES
@@ -109,7 +109,7 @@ def _step_rows(ours: Cells, floor: Cells, peer: Cells) -> tuple[list[Row], list[
 
 
 async def _load(
-    server: PageServer, binary: str, *, sizes: tuple[int, ...], seconds: float
+    server: PageServer, binary: str, *, sizes: Sequence[int], seconds: float
 ) -> tuple[list[Row], list[Goal]]:
     rows, goals = [], []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

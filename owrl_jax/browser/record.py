@@ -26,6 +26,7 @@ import msgspec
 
 from owrl_jax.browser.config import SandboxConfig
 from owrl_jax.browser.redact import REDACTED, redact_call, redact_text, redact_url
+from owrl_jax.browser.safety import Safety
 from owrl_jax.outcome import Outcome, Phase, Reason
 from owrl_jax.types import CallResult, Screenshot, Settle, StepResult, Task, ToolCall
 
@@ -144,7 +145,7 @@ class RecordingSandbox:
             viewport=self._config.viewport,
             dpr=self._config.dpr,
             image_format=self._config.image_format,
-            exceptions=tuple(sorted(self._config.safety.policy.exceptions)),
+            exceptions=tuple(sorted((self._config.safety or Safety()).policy.exceptions)),
             package=__version__,
         )
         with open(self.folder / "meta.json", "xb") as file:  # x: never over another recording

@@ -65,7 +65,7 @@ class FleetConfig:
     max_browsers: int
     min_ready: int
     launch_parallel: int
-    launch_jitter_s: float = 0.2
+    launch_jitter_s: float = 0.05
     launch_deadline_s: float = 20.0
     launch_attempts: int = 2
     end_deadline_s: float = 8.0
@@ -239,17 +239,20 @@ class Fleet:
         self._on_lost(generation, outcome)
         self._on_change()
 
-    async def examine(self, generation: int) -> None:
-        """After a fault: a browser that still answers drains, one that does not is ended at once."""
+    async def answers(self, generation: int) -> bool:
+        """Whether the browser process itself still answers; False for one that is gone."""
         engine = self._engines.get(generation)
         if engine is None or self._book.state(generation) is BrowserState.DEAD:
-            return
+            return False
         try:
-            healthy = engine.alive and await self._probe(engine)
+            return engine.alive and await self._probe(engine)
         except Exception as error:  # noqa: BLE001 - any failure to answer is the answer
             _log.info("browser %d failed its probe: %s: %s", generation, type(error).__name__, error)
-            healthy = False
-        if healthy:
+            return False
+
+    async def examine(self, generation: int) -> None:
+        """After a fault: a browser that still answers drains, one that does not is ended at once."""
+        if await self.answers(generation):
             self.drain(generation, "fault")
         else:
             self.retire(generation, "no answer")
@@ -257,6 +260,11 @@ class Fleet:
     async def close(self) -> None:
         """Ends every browser and every launch; returns when no process of ours is left. Safe to call twice."""
         self._closing = True
+        for generation, task in list(self._launches.items()):
+            if self._book.state(generation) is BrowserState.COLD:
+                task.cancel()
+        if self._launches:  # one that has begun is let finish and then ended: half a launch is hard to take back
+            await asyncio.wait(set(self._launches.values()), timeout=self._config.end_deadline_s)
         for task in list(self._launches.values()):
             task.cancel()
         for generation in list(self._engines):
@@ -288,6 +296,8 @@ class Fleet:
         self._engines[generation] = engine
         self._failures_in_row = 0
         self._book.move(generation, BrowserState.READY)
+        if self._closing:
+            self._end(generation, "closing")
         self._on_change()
 
     def _abandon(self, generation: int, engine: Engine | None) -> None:

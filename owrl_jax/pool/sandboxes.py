@@ -51,6 +51,10 @@ _SUSPICIOUS = frozenset(
 )
 
 
+# These say that a page or site did not answer; a browser that does not answer looks the same from inside it.
+_BLAMES_SITE = frozenset({"page_frozen", "nav_timeout", "site_timeout", "first_navigation_failed"})
+
+
 class Sandbox(Protocol):
     """What the pool asks of a sandbox (`browser.sandbox.Sandbox` in real life)."""
 
@@ -66,9 +70,10 @@ class SandboxPoolConfig:
     Attributes:
       max_episodes: episodes at one time, the one concurrency setting; None takes what the memory allows, at most eight
         a core (a browser paints in software: more episodes than that wait for each other).
-      contexts_per_browser: episodes that share a browser process. Each context beyond the first saves about 60 MiB, and
-        all of them share its fate; four is the middle.
-      min_ready: browsers up before anyone asks; None for one a core.
+      contexts_per_browser: episodes that share a browser process. A shared one saves about 60 of the 90 MiB that a
+        browser of its own costs (a real page takes 300), and makes its episodes share a fate and one painting thread;
+        frames on request cannot be had then (two pages of one process must not draw at the same time).
+      min_ready: browsers up before anyone asks; None for all of them, as far as a quarter of the memory goes.
       recycle_after: episodes after which a browser is replaced.
       rss_drain_mib, rss_kill_mib: see `FleetConfig`.
       launch_parallel: launches at one time; None for half the cores.
@@ -80,13 +85,13 @@ class SandboxPoolConfig:
     """
 
     max_episodes: int | None = None
-    contexts_per_browser: int = 4
+    contexts_per_browser: int = 1
     min_ready: int | None = None
     recycle_after: int = 40
     rss_drain_mib: float = 1500.0
     rss_kill_mib: float = 4000.0
     launch_parallel: int | None = None
-    launch_jitter_s: float = 0.2
+    launch_jitter_s: float = 0.05
     launch_deadline_s: float = 20.0
     launch_attempts: int = 2
     lease_ttl_s: float = 900.0
@@ -113,7 +118,8 @@ class SandboxPoolConfig:
         else:
             episodes = self.max_episodes
         browsers = max(1, -(-episodes // width), min(cores, episodes))
-        ready = min(browsers, cores if self.min_ready is None else self.min_ready)
+        affordable = max(cores, int(memory_mib * 0.25 / 100))  # an idle browser takes about 95 MiB
+        ready = min(browsers, affordable if self.min_ready is None else self.min_ready)
         parallel = max(1, cores // 2) if self.launch_parallel is None else self.launch_parallel
         return ResolvedSizes(max_episodes=episodes, max_browsers=browsers, min_ready=ready, launch_parallel=parallel)
 
@@ -196,6 +202,10 @@ class LeasedSandbox:
                 work.cancel()
                 await asyncio.wait({work}, timeout=1.0)
         self.heartbeat()
+        if result.outcome is not None and result.outcome.detail in _BLAMES_SITE and self.outcome is None:
+            fault = await self._pool.browser_fault(self.lease, result.outcome)
+            if fault is not None:
+                result = dataclasses.replace(result, outcome=self.finish(fault))
         if result.outcome is not None and self.finish(result.outcome) is not result.outcome:
             result = dataclasses.replace(result, outcome=self.outcome)
         return result
@@ -294,6 +304,11 @@ class SandboxPool:
             sandbox.finish(Outcome(reason=Reason.CANCELLED, detail="surplus", phase=Phase.LAUNCH, message="warm-up"))
             await sandbox.close()
 
+    @property
+    def started(self) -> bool:
+        """Whether `start` has been called."""
+        return self._ticker is not None
+
     async def acquire(self, *, wait_s: float | None = None) -> LeasedSandbox:
         """A sandbox for one episode; prefer `episode`, which cannot forget to give it back.
 
@@ -350,6 +365,18 @@ class SandboxPool:
     async def release(self, sandbox: LeasedSandbox) -> None:
         """Gives a sandbox back: idempotent, and finished even if the caller is cancelled while it waits."""
         await asyncio.shield(self._begin_release(sandbox))
+
+    async def browser_fault(self, lease: Lease, blamed: Outcome) -> Outcome | None:
+        """The sandbox-owned outcome in place of one that blames a page, if in truth the browser does not answer."""
+        if await self._fleet.answers(lease.generation):
+            return None
+        return Outcome(
+            reason=Reason.SANDBOX_ERROR,
+            detail="cdp_timeout",
+            phase=blamed.phase,
+            latency_ms=blamed.latency_ms,
+            message=f"the browser itself does not answer (seen as {blamed.key})",
+        )
 
     def reading(self) -> PressureReading:
         """Pressure and occupation now."""

@@ -47,7 +47,7 @@ class ServeOptions:
     """File with the secret clients must send; made with mode 0600 if it does not exist."""
     max_episodes: int | None = None
     """Episodes at one time; left out, what cores and memory allow."""
-    contexts_per_browser: int = 4
+    contexts_per_browser: int = 1
     """Episodes that share one browser process."""
     recycle_after: int = 40
     """Episodes after which a browser is replaced."""

@@ -254,6 +254,24 @@ async def test_silence_loses_the_lease_and_a_call_keeps_it():
         await lively.close()
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_page_is_not_blamed_for_a_browser_that_does_not_answer(answers):
+    async with House() as house, house.pool.episode() as sandbox:
+        frozen = Outcome(reason=Reason.ENVIRONMENT_ERROR, detail="page_frozen")
+        sandbox.inner.engine.answers, sandbox.inner.next_outcome = answers, frozen
+        outcome = ending(await sandbox.step((CALL,)))
+        assert outcome.key == ("environment_error/page_frozen" if answers else "sandbox_error/cdp_timeout")
+        assert sandbox.outcome == outcome
+
+
+async def test_a_browser_that_is_up_as_the_pool_closes_is_ended_too():
+    house = House(min_ready=1)
+    house.launch_s = 0.05
+    async with house:
+        await eventually(lambda: house.launching == 1)
+    assert house.pool.counts().launches == 1 and house.pool.counts().causes == {"closing": 1}
+
+
 async def test_the_first_ending_stands():
     async with House() as house:
         sandbox = await house.pool.acquire()
@@ -347,10 +365,18 @@ async def test_cancelled_twice_anywhere_nothing_leaks(seed):
 
 
 def test_sizes_follow_from_one_setting():
-    sizes = SandboxPoolConfig(max_episodes=16).resolve(cores=2, memory_mib=16000)
-    assert (sizes.max_episodes, sizes.max_browsers, sizes.min_ready, sizes.launch_parallel) == (16, 4, 2, 1)
-    assert SandboxPoolConfig().resolve(cores=2, memory_mib=16000).max_episodes == 16
-    assert SandboxPoolConfig().resolve(cores=64, memory_mib=6000).max_episodes == 10
+    def resolved(cores, memory_mib, **settings):
+        sizes = SandboxPoolConfig(**settings).resolve(cores=cores, memory_mib=memory_mib)
+        return sizes.max_episodes, sizes.max_browsers, sizes.min_ready, sizes.launch_parallel
+
+    assert resolved(2, 16000, max_episodes=16) == (16, 16, 16, 1)
+    assert resolved(2, 16000, max_episodes=16, contexts_per_browser=4) == (16, 4, 4, 1)
+    assert resolved(8, 16000, max_episodes=6, contexts_per_browser=4) == (6, 6, 6, 4), (
+        "a browser a core where it can be"
+    )
+    assert resolved(2, 16000) == (16, 16, 16, 1), "eight a core"
+    assert resolved(64, 6000) == (10, 10, 10, 32), "half the memory, 300 MiB each"
+    assert resolved(4, 4000, max_episodes=40) == (40, 40, 10, 2), "warm as far as a quarter of the memory goes"
     with pytest.raises(ValueError, match="max_episodes"):
         SandboxPoolConfig(max_episodes=0)
     with pytest.raises(ValueError, match="without end"):
@@ -369,7 +395,7 @@ async def test_who_closes_second_waits_for_the_first():
 
 
 async def test_closing_in_the_middle_of_a_launch_ends_the_half_started():
-    house = House(min_ready=2, launch_parallel=2)
+    house = House(min_ready=2, launch_parallel=2, end_deadline_s=0.1)
     house.launch_s = 60.0
     async with house:
         await eventually(lambda: house.launching == 2)
