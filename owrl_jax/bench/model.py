@@ -204,7 +204,7 @@ def _compile(layers: int) -> tuple[float, int]:
         hidden = model.hidden(params, text)
         return jnp.mean(model.logprobs(params, hidden, text.tokens, text.tokens)[0])
 
-    cached = jax.config.jax_enable_compilation_cache
+    cached = getattr(jax.config, "jax_enable_compilation_cache")  # noqa: B009  (options are not typed attributes)
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         start = time.perf_counter()

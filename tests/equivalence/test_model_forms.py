@@ -15,6 +15,7 @@ from owrl_jax.models.processor import Patches
 from owrl_jax.models.qwen3_vl.batch import Sample, batch_rows
 from owrl_jax.models.qwen3_vl.config import ModelConfig, MoEConfig, TextConfig, VisionConfig
 from owrl_jax.models.qwen3_vl.model import Qwen3VL
+from owrl_jax.models.qwen3_vl.positions import choose_bucket
 from owrl_jax.models.qwen3_vl.table import build_tree, leaves
 from owrl_jax.models.run import Run
 from owrl_jax.sharding import TRAIN_RULES, MeshConfig, Sharder, make_mesh
@@ -243,3 +244,28 @@ def test_no_vocabulary_sized_matrix_over_tokens():
     memory = jax.jit(jax.grad(loss)).lower(params, *shapes).compile().memory_analysis()
     # The embedding's own gradient (39 MB) is there; [T, V] would be 2.5 GB, [asked, V] 311 MB.
     assert memory.temp_size_in_bytes < 200e6
+
+
+def test_thirty_sizes_and_lengths_compile_once_per_bucket():
+    """T10: screenshots of 30 shapes beside prompts of 30 lengths take at most four programs."""
+    c = config()
+    model = Qwen3VL(c)
+    params = init(model)
+    traces = []
+
+    @jax.jit
+    def hidden(params, text, images):
+        traces.append(text)
+        return model.hidden(params, text, model.encode(params, images))
+
+    lengths, patches = (64, 256), (48, 192)
+    rng = np.random.default_rng(3)
+    seen = set()
+    for seed in range(30):
+        h, w = (2 * rng.integers(1, 7, 2)).tolist()
+        one = sample(seed, int(rng.integers(1, 200)), image(seed, h, w), 3)
+        buckets = choose_bucket(len(one.tokens), lengths), choose_bucket(h * w, patches)
+        seen.add((h, w, len(one.tokens)))
+        assert np.isfinite(hidden(params, *batch_rows(c, [[one]], length=buckets[0], patches=buckets[1]))).all()
+    assert len(seen) > 25
+    assert len(traces) <= len(lengths) * len(patches)
