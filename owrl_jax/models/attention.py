@@ -120,8 +120,9 @@ def segment_visibility(segments: Int[Array, "B T"]) -> tuple[Int[Array, "B T"], 
 def _dividing_axes(mesh: Mesh | None, names: tuple[str, ...], *dimensions: int) -> tuple[str, ...]:
     """Those of `names`, in order, whose sizes in `mesh` together divide every one of `dimensions`."""
     axes, parts = (), 1
-    for name in names if mesh is not None else ():
-        size = mesh.shape.get(name, 1)
+    sizes = {} if mesh is None else mesh.shape
+    for name in names:
+        size = sizes.get(name, 1)
         if size > 1 and all(dimension % (parts * size) == 0 for dimension in dimensions):
             axes, parts = (*axes, name), parts * size
     return axes

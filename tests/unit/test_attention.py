@@ -109,7 +109,7 @@ def test_bf16_stays_near_dense():
 def test_many_short_rows_and_steep_scores():
     """Rows that are computed in groups (more scores than fit at once), with scores above what exp can hold."""
     rng = np.random.default_rng(2)
-    shape = (10, 96, 96, 128, 2, 8)
+    shape = (10, 96, 96, 32, 2, 8)  # 3 rows fit at once, so one is left over
     low, high = random_intervals(rng, 10, 96, 96)
     q, k, v, out_bar = operands(rng, *shape)
     check((q * 5, k * 5, v, out_bar), interval_mask(low, high, 96), intervals(low, high), 3e-5)
