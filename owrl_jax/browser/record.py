@@ -21,10 +21,12 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote, quote_plus
 
 import msgspec
 
 from owrl_jax.browser.config import SandboxConfig
+from owrl_jax.browser.elements import FieldFacts
 from owrl_jax.browser.redact import REDACTED, redact_call, redact_text, redact_url
 from owrl_jax.browser.safety import Safety
 from owrl_jax.outcome import Outcome, Phase, Reason
@@ -174,12 +176,18 @@ def screenshot_path(folder: Path, sha256: str, format: str) -> Path:
 def redact_har(path: Path, secrets: Iterable[str]) -> None:
     """Takes cookies, credentials and `secrets` out of a HAR, in place; the old file stands until the new one is whole.
 
-    A HAR that does not exist (the context never opened) is no error.
+    Where a secret was typed, bodies of requests go altogether, since pages send fields letter by letter. (A replay then
+    aborts requests that are told apart by their body alone.) A HAR that does not exist (the context never opened) is no
+    error.
     """
     if not path.exists():
         return
+    secrets = set(secrets)
     har = json.loads(path.read_text(encoding="utf-8"))
     for entry in har["log"]["entries"]:
+        posted = entry["request"].get("postData")
+        if secrets and posted:
+            posted.update({"text": REDACTED, "params": []})
         for message in (entry["request"], entry["response"]):
             message["headers"] = [h for h in message["headers"] if h["name"].lower() not in _SECRET_HEADERS]
             message["cookies"] = []
@@ -191,28 +199,30 @@ def redact_har(path: Path, secrets: Iterable[str]) -> None:
     os.replace(fresh, path)
 
 
+def _field(result: CallResult) -> FieldFacts | None:
+    """The field that a call typed into, as the sandbox describes it; None if it typed into none."""
+    facts = result.facts.get("field") or {}
+    tag, type_, name, label = (str(facts.get(key) or "") for key in ("tag", "type", "name", "label"))
+    return FieldFacts(tag=tag, type=type_, name=name, label=label) if facts else None
+
+
 def _secrets_of(calls: Sequence[ToolCall], results: Sequence[CallResult]) -> set[str]:
-    """Texts typed into fields that the sandbox marked as secret (`facts["secret"]`)."""
-    typed = (
-        call.arguments.get("message")
-        for call, result in zip(calls, results, strict=False)
-        if call.name == "write" and result.facts.get("secret")
-    )
-    return {text for text in typed if isinstance(text, str) and text.strip()}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Field:
-    is_secret: bool
+    """What was typed into fields that hold secrets, as it is and as it stands in URLs and forms."""
+    found: set[str] = set()
+    for call, result in zip(calls, results, strict=False):
+        field, text = _field(result), call.arguments.get("message")
+        if call.name == "write" and field is not None and field.is_secret and isinstance(text, str) and text.strip():
+            found |= {text, quote(text), quote(text, safe=""), quote_plus(text)}
+    return found
 
 
 def _entry(step: int, calls: Sequence[ToolCall], result: StepResult) -> Entry:
     seen = result.observation
     shot = seen.screenshot if seen else None
-    secret = [bool(r.facts.get("secret")) for r in result.results] + [False] * len(calls)
+    fields = [_field(r) for r in result.results] + [None] * len(calls)
     return Entry(
         step=step,
-        calls=tuple(redact_call(call, _Field(is_secret=s)) for call, s in zip(calls, secret, strict=False)),
+        calls=tuple(redact_call(call, field) for call, field in zip(calls, fields, strict=False)),
         results=tuple(dataclasses.replace(r, feedback=redact_text(r.feedback)) for r in result.results),
         url=redact_url(seen.active_tab.url) if seen else None,
         title=redact_text(seen.active_tab.title) if seen else None,

@@ -156,8 +156,13 @@ class Fleet:
 
     @property
     def hopeless(self) -> bool:
-        """Whether launches keep failing and no browser is up or coming: waiting would be in vain."""
+        """Whether launches keep failing and no browser is up or coming: waiting would be in vain.
+
+        Only until the pause after the last failure is over; whoever asks then has another launch tried for him.
+        """
         if self.last_failure is None or self._book.generations(*_UP, *_COMING):
+            return False
+        if time.monotonic() >= self._not_before_s:
             return False
         return self._failures_in_row >= self._config.launch_attempts or not self.last_failure.retryable
 

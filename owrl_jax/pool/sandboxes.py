@@ -51,10 +51,6 @@ _SUSPICIOUS = frozenset(
 )
 
 
-# These say that a page or site did not answer; a browser that does not answer looks the same from inside it.
-_BLAMES_SITE = frozenset({"page_frozen", "nav_timeout", "site_timeout", "first_navigation_failed"})
-
-
 class Sandbox(Protocol):
     """What the pool asks of a sandbox (`browser.sandbox.Sandbox` in real life)."""
 
@@ -202,7 +198,8 @@ class LeasedSandbox:
                 work.cancel()
                 await asyncio.wait({work}, timeout=1.0)
         self.heartbeat()
-        if result.outcome is not None and result.outcome.detail in _BLAMES_SITE and self.outcome is None:
+        if self.outcome is None and result.outcome is not None and result.outcome.owner is Owner.SITE:
+            # Seen from inside, a browser that dies or stops looks like a page that closes, crashes or says nothing.
             fault = await self._pool.browser_fault(self.lease, result.outcome)
             if fault is not None:
                 result = dataclasses.replace(result, outcome=self.finish(fault))
@@ -367,12 +364,13 @@ class SandboxPool:
         await asyncio.shield(self._begin_release(sandbox))
 
     async def browser_fault(self, lease: Lease, blamed: Outcome) -> Outcome | None:
-        """The sandbox-owned outcome in place of one that blames a page, if in truth the browser does not answer."""
+        """The sandbox-owned outcome in place of one that blames a site, if in truth the browser does not answer."""
         if await self._fleet.answers(lease.generation):
             return None
+        stopped = self._book.valid(lease.id) and self._fleet.engine(lease.generation).alive
         return Outcome(
             reason=Reason.SANDBOX_ERROR,
-            detail="cdp_timeout",
+            detail="cdp_timeout" if stopped else "browser_gone",
             phase=blamed.phase,
             latency_ms=blamed.latency_ms,
             message=f"the browser itself does not answer (seen as {blamed.key})",
@@ -425,6 +423,9 @@ class SandboxPool:
             if len(self._live) >= self.sizes.max_episodes or self._gauge.refusal(len(self._live)):
                 return
             generation = self._book.place()
+            if generation is not None and not self._fleet.engine(generation).alive:
+                self._fleet.retire(generation, "died")  # nobody has looked since; this comes back here by on_change
+                continue
             if generation is None:
                 if self._fleet.hopeless and self._fleet.last_failure is not None:
                     self._waiters.popleft().set_exception(NoSandbox(self._fleet.last_failure))
@@ -464,21 +465,26 @@ class SandboxPool:
         return task
 
     async def _finish_release(self, sandbox: LeasedSandbox) -> None:
-        lease, stuck = sandbox.lease, False
+        lease, stuck, began = sandbox.lease, False, time.monotonic()
         try:
             async with asyncio.timeout(self.config.release_deadline_s):
                 await sandbox.inner.close()
         except Exception as error:  # noqa: BLE001 - TimeoutError included: the lease comes back regardless
             stuck = True
             _log.warning("a context of browser %d did not close: %s: %s", lease.generation, type(error).__name__, error)
+        try:
+            if not stuck and time.monotonic() - began > 1.0:
+                stuck = not await self._fleet.answers(lease.generation)
+            assert sandbox.outcome is not None  # _begin_release saw to it
+            fault = sandbox.outcome.reason is Reason.SANDBOX_ERROR and sandbox.outcome.detail in _SUSPICIOUS
+            if stuck or fault:  # before the place is free: nobody else shall get it
+                self._fleet.drain(lease.generation, "fault")
         finally:
             self._live.pop(lease.id, None)
-            assert sandbox.outcome is not None  # _begin_release saw to it
-            self._outcomes[sandbox.outcome.key] += 1
+            self._outcomes[sandbox.outcome.key if sandbox.outcome else "none"] += 1
             self._book.finish_release(lease.id)
             self._fleet.end_if_drained(lease.generation)
             self._dispatch()
-        fault = sandbox.outcome.reason is Reason.SANDBOX_ERROR and sandbox.outcome.detail in _SUSPICIOUS
         if stuck or fault:
             await self._fleet.examine(lease.generation)
 

@@ -197,6 +197,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    listener.listen(1024)  # so that the address that is printed takes connections at once
     return listener
 
 

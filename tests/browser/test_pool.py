@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from owrl_jax.bench._browser_pages import COUNT, Answer, PageServer
+from owrl_jax.browser.config import Deadlines
 from owrl_jax.browser.process import TAG_FLAG, sweep
 from owrl_jax.pool.sandboxes import NoSandbox
 from tests.browser.pool_world import (
@@ -26,6 +27,7 @@ from tests.browser.pool_world import (
     freeze,
     fresh_tag,
     kill,
+    local_sandbox,
     observed,
     picture,
     pool_on,
@@ -95,7 +97,9 @@ async def test_recycling_replaces_the_process(site):
 async def test_a_browser_that_breaks_takes_only_its_own_episodes(site, fault):
     """Two browsers of two episodes. One is hit in the middle of a step; the other two episodes notice nothing."""
     site.answers["/slow"] = Answer(body=b"<title>slow</title><script>fetch('/hang')</script>")
-    async with pool_on(site.port, max_episodes=4, contexts_per_browser=2, min_ready=2) as pool:
+    fast = Deadlines(cdp_s=2.0, call_s=3.0, step_s=6.0, navigation_s=5.0, close_s=2.0)
+    sandbox = local_sandbox(site.port, deadlines=fast)
+    async with pool_on(sandbox=sandbox, max_episodes=4, contexts_per_browser=2, min_ready=2) as pool:
         await eventually(lambda: pool.audit().browsers.get("ready") == 2, 15)
         held = [await pool.acquire() for _ in range(4)]
         await asyncio.gather(*(s.reset(task(f"{site.url}/light")) for s in held))
@@ -113,7 +117,7 @@ async def test_a_browser_that_breaks_takes_only_its_own_episodes(site, fault):
                 assert len(result.results) == 1
             else:
                 assert result.outcome is None
-        assert time.monotonic() - began < (3 if fault == "killed" else 50)
+        assert time.monotonic() - began < (3 if fault == "killed" else 12)
         await asyncio.gather(*(s.close() for s in held))
         await eventually(lambda: not psutil.pid_exists(engine.pid or 0), 15)
         async with pool.episode() as sandbox:

@@ -211,6 +211,19 @@ async def test_after_failed_launches_it_recovers():
         await (await asyncio.wait_for(waiting, 5)).close()
 
 
+async def test_a_refusal_does_not_last():
+    house = House(launch_attempts=1)
+    house.launch_error = FileNotFoundError("no browser yet")
+    async with house:
+        for _ in range(2):  # the second is refused at once, during the pause
+            with pytest.raises(NoSandbox, match="browser_missing"):
+                await house.pool.acquire(wait_s=5)
+        assert house.pool.counts().launches == 1
+        house.launch_error = None
+        await asyncio.sleep(0.55)
+        await (await house.pool.acquire(wait_s=5)).close()
+
+
 async def test_a_dead_browser_ends_its_own_leases_alone():
     async with House(max_episodes=4, contexts_per_browser=2, min_ready=2) as house:
         await eventually(lambda: house.pool.audit().browsers == {"ready": 2})
@@ -255,12 +268,13 @@ async def test_silence_loses_the_lease_and_a_call_keeps_it():
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_page_is_not_blamed_for_a_browser_that_does_not_answer(answers):
+@pytest.mark.parametrize("detail", ["page_frozen", "page_hostile", "nav_timeout"])
+async def test_a_page_is_not_blamed_for_a_browser_that_does_not_answer(answers, detail):
     async with House() as house, house.pool.episode() as sandbox:
-        frozen = Outcome(reason=Reason.ENVIRONMENT_ERROR, detail="page_frozen")
+        frozen = Outcome(reason=Reason.ENVIRONMENT_ERROR, detail=detail)
         sandbox.inner.engine.answers, sandbox.inner.next_outcome = answers, frozen
         outcome = ending(await sandbox.step((CALL,)))
-        assert outcome.key == ("environment_error/page_frozen" if answers else "sandbox_error/cdp_timeout")
+        assert outcome.key == (f"environment_error/{detail}" if answers else "sandbox_error/cdp_timeout")
         assert sandbox.outcome == outcome
 
 
