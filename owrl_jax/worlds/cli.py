@@ -83,7 +83,7 @@ class RateArgs:
     site: str = ""
     """Only this site."""
     out: Path | None = None
-    """Where to write the rates as JSON; each template is written as soon as it is done."""
+    """Where to write the rates as JSON, after each template; what the file has for other templates is kept."""
 
 
 def main(argv: list[str]) -> int:
@@ -242,7 +242,7 @@ def report(visit: Visit, said: str) -> int:
 async def _rate(args: RateArgs) -> int:
     from owrl_jax.worlds.trial import Trial
 
-    rates: dict[str, list[int]] = {}
+    rates: dict[str, list[int]] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     lost = 0
     for name in (args.site,) if args.site else registry.OWN:
         async with Trial(registry.site(name).viewport) as trial:

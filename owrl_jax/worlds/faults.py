@@ -146,14 +146,14 @@ class FaultState:
         if f.rate_limit_at and n >= f.rate_limit_at and self._limited < f.rate_limit_for:
             self._limited += 1
             self.barred = "rate limited"
-            page = html_response("<!doctype html><title>Too many requests</title><h1>429 Too Many Requests</h1>", 429)
+            page = html_response("<title>Too many requests</title><h1>429 Too Many Requests</h1>", 429)
             return dataclasses.replace(page, headers=(("Retry-After", str(f.retry_after_s)),))
         if request.method != "GET":  # what was sent is never lost: the next page stumbles instead
             return None
         if f.session_expiry and not self._expired and n >= f.session_expiry:
             self._expired = True
             return html_response(
-                "<!doctype html><title>Session expired</title>"
+                e.title("Session expired")
                 + e.body(
                     e.h1("Your session has expired"),
                     e.p("For your security you were signed out. Nothing is lost."),
@@ -164,7 +164,7 @@ class FaultState:
             self._failed_at = n
             self.barred = "server error"
             return html_response(
-                "<!doctype html><title>503</title>"
+                e.title("503")
                 + e.body(
                     e.h1("Service temporarily unavailable"),
                     e.a("Try again", href=request.url, id="resume", style="font-size:24px"),
@@ -244,7 +244,7 @@ class FaultState:
         return e.form(hidden(what=what, back=self._back), e.button(label, id=ident), method="post", action="/_dismiss")
 
 
-_CAPTCHA = "<!doctype html><title>Just a moment...</title>" + e.body(
+_CAPTCHA = e.title("Just a moment...") + e.body(
     e.h1("Verify you are human"),
     e.p("Our systems have detected unusual traffic. Complete the CAPTCHA to continue."),
     e.div(e.label(e.input(type="checkbox", disabled=True), " I'm not a robot"), id="captcha", cls="g-recaptcha"),

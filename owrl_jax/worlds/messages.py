@@ -79,8 +79,8 @@ class Response:
 
 
 def html_response(text: str, status: int = 200) -> Response:
-    """A page."""
-    return Response(status=status, body=str(text).encode())
+    """A page; `text` is what follows the document type."""
+    return Response(status=status, body=f"<!doctype html>{text}".encode())
 
 
 def json_response(data: bytes) -> Response:

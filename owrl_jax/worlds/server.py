@@ -251,4 +251,4 @@ def _cookies(text: str) -> dict[str, str]:
 
 def _lost(status: int) -> Response:
     text = "This address belongs to no running episode. Open the start address that you were given."
-    return html_response("<!doctype html>" + e.html(e.title("No episode"), e.body(e.p(text))), status)
+    return html_response(e.html(e.title("No episode"), e.body(e.p(text))), status)

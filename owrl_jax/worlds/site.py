@@ -271,7 +271,7 @@ class Episode:
             ),
             lang="en",
         )
-        return html_response("<!doctype html>" + document)
+        return html_response(document)
 
     def _answer(self, request: Request) -> Response:
         self.requests += 1

@@ -305,6 +305,15 @@ def test_typed_markup_comes_back_as_text() -> None:
     assert b"&lt;b id=&#39;x&#39;&gt;" in page
 
 
+@pytest.mark.parametrize(
+    "faults", [Faults(), Faults(session_expiry=1), Faults(captcha_after=1), Faults(rate_limit_at=1)]
+)
+def test_documents_begin_as_documents(faults: Faults) -> None:
+    body = _get(_shop(faults)).body
+    assert body.startswith((b"<!doctype html><html", b"<!doctype html><title>"))
+    assert b"&lt;" not in body
+
+
 @pytest.mark.parametrize("name", registry.OWN)
 def test_nonsense_requests_get_an_answer(name: str) -> None:
     """Whatever path, number or field is sent: a page with a status, never an exception."""
