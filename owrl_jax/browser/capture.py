@@ -1,8 +1,8 @@
 """Pictures of the viewport by raw CDP, under a deadline, with fallbacks.
 
-Playwright's own screenshot waits for web fonts and hangs with them; `Page.captureScreenshot` does not. If it fails, loading
-is stopped and it is tried once more, then Playwright is asked, then the last good picture is handed out marked `stale`.
-Size is read from the bytes, never taken from what was asked for.
+Playwright's own screenshot waits for web fonts and hangs with them; `Page.captureScreenshot` does not. If it fails,
+loading is stopped and it is tried once more, then Playwright is asked, then the last good picture is handed out
+marked `stale`. Size is read from the bytes, never taken from what was asked for.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Camera:
         for attempt in (self._by_cdp, self._stopped, self._by_playwright):
             try:
                 shot = _screenshot(await attempt(tab), self.config)
-            except Exception as error:  # noqa: BLE001 - the next way is tried; all problems are reported at the end
+            except Exception as error:
                 problems.append(f"{attempt.__name__.strip('_')}: {type(error).__name__}: {str(error)[:120]}")
                 if tab.closed or tab.crashed:
                     raise

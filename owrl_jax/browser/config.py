@@ -56,7 +56,8 @@ class SettleCaps:
       grace_s: for the action to ask for a navigation; scripts that navigate a moment after the click need it.
       commit_s: for a requested navigation to deliver its document.
       load_s: for the document to be parsed, after it has arrived.
-      fonts_s, images_s: for fonts, and for images that are in view. One that hangs must not hold the picture for a second.
+      fonts_s, images_s: for fonts, and for images that are in view. One that hangs must not hold the picture for a
+        second.
       request_s: for one request of the page's own site; an older one is a poll or a stream and is not waited for.
       foreign_s: for a script or style sheet of another site, while the page is loading.
       render_s: for the page to show what its last request brought.

@@ -226,15 +226,24 @@ class ContextHandle:
             )
         return await opened.value
 
+    async def dispose(self, timeout_s: float) -> None:
+        """Throws the context away without asking its pages; does not raise."""
+        self.engine.handles.discard(self)
+        try:
+            params = {"browserContextId": self.browser_context_id}
+            await asyncio.wait_for(self.engine.session.send("Target.disposeBrowserContext", params), timeout_s)
+        except Exception as error:  # noqa: BLE001 - the browser may be gone; its owner looks after that
+            _log.info("a context was not disposed of: %s: %s", type(error).__name__, str(error)[:200])
+
 
 class BrowserEngine:
     """One browser process, or one connection to a remote one. Start once, close once; closing is idempotent.
 
     Args:
       config: see there.
-      egress: a running proxy through which all traffic of a launched browser goes, for engines to share. Without one the
-        engine runs its own, unless `config.egress` is off. A remote browser cannot reach a proxy of ours: what it may
-        visit is up to the network it stands in, and a warning says so.
+      egress: a running proxy through which all traffic of a launched browser goes, for engines to share. Without one
+        the engine runs its own, unless `config.egress` is off. A remote browser cannot reach a proxy of ours: what it
+        may visit is up to the network it stands in, and a warning says so.
     """
 
     def __init__(self, config: EngineConfig | None = None, *, egress: EgressProxy | None = None) -> None:
@@ -294,6 +303,16 @@ class BrowserEngine:
     def alive(self) -> bool:
         """Whether the browser runs and the connection to it stands."""
         return self._connected and self._closing is None and (self._process is None or self._process.alive)
+
+    async def look_alive(self, grace_s: float = 0.5) -> bool:
+        """`alive`, but when pages have vanished and the news of a death may still be on its way: waits for it a moment."""
+        if self._process is not None and self.alive:
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._process.exited.wait()
+            except TimeoutError:
+                return self.alive
+        return self.alive
 
     def rss_mib(self) -> float:
         """Resident memory of the browser's processes in MiB; 0 for a remote one."""

@@ -41,12 +41,16 @@ class DeadlineExceeded(Exception):
 
 
 class NavigationFailed(Exception):
-    """The browser could not open an address. `error` is Chromium's name for it, such as `net::ERR_NAME_NOT_RESOLVED`."""
+    """The browser could not open an address. `error` is Chromium's name for it, as in `net::ERR_TIMED_OUT`."""
 
     def __init__(self, url: str, error: str) -> None:
         super().__init__(f"{url}: {error}")
         self.url = url
         self.error = error
+
+
+class ScriptError(Exception):
+    """One of our own questions to a page raised in the page."""
 
 
 async def within(seconds: float, awaitable: Awaitable[_T], what: str) -> _T:
@@ -102,8 +106,6 @@ def outcome_of(
 
 
 def _classify(error: BaseException, *, browser_alive: bool, crashed: bool) -> tuple[Reason, str, Owner | None]:
-    if isinstance(error, Fault) and error.reason not in (Reason.SANDBOX_ERROR,):
-        return error.reason, error.detail, error.owner
     if not browser_alive:
         return Reason.SANDBOX_ERROR, "browser_gone", None
     if isinstance(error, Fault):
@@ -132,11 +134,14 @@ def is_gone(error: BaseException) -> bool:
 
 def is_stale_context(error: BaseException) -> bool:
     """Whether a driver error says that the document was replaced while we asked: to be asked again, not a fault."""
+    if isinstance(error, ScriptError):
+        return "no longer runnable" in str(error)  # an element of a document that is gone was asked
     return type(error).__module__.startswith("playwright") and (
         re.search(
-            r"Cannot find context|context was destroyed|Cannot find object|Could not find object|Inspected target navigated|"
-            r"uniqueContextId not found|Frame .*not found|No frame|Execution context|No node with given id|"
-            r"Could not find node|not attached|Not attached to an active page|does not belong to the document|Object reference chain|Promise was collected",
+            r"Cannot find context|context was destroyed|Execution context|uniqueContextId not found|"
+            r"Cannot find object|Could not find object|Object reference chain|Promise was collected|"
+            r"No node with given id|Could not find node|does not belong to the document|"
+            r"Inspected target navigated|Frame .*not found|No frame|not attached",
             str(error),
             re.I,
         )

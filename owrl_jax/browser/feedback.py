@@ -1,8 +1,8 @@
 """The one line that each call gets: facts in words, in the coordinates of the policy's own grid.
 
-Every line begins with `Succeed:`, `Failed:` or `Skipped:`. What a page wrote stands in quotes, capped and neutralised; the
-finished line is neutralised once more, so that no combination of pieces can become structure in the transcript. Pure:
-facts in, text out.
+Every line begins with `Succeed:`, `Failed:` or `Skipped:`. What a page wrote stands in quotes, capped and
+neutralised; the finished line is neutralised once more, so that no combination of pieces can become structure in the
+transcript. Pure: facts in, text out.
 """
 
 from __future__ import annotations

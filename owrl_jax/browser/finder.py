@@ -1,9 +1,10 @@
 """Finding the element under a point, or the one with the focus, wherever it hides.
 
 `page.js` walks through open shadow roots and through frames of the same process. Two things it cannot enter: closed
-shadow roots, which CDP opens for us, and frames in a process of their own, which have a session of their own. This module
-goes through both, so that the answer is the real element with its real value, never a bare `<iframe>` or the host of a
-closed root. If the way is barred (the frame went away), the answer is the last element that could be reached, and says so.
+shadow roots, which CDP opens for us, and frames in a process of their own, which have a session of their own. This
+module goes through both, so that the answer is the real element with its real value, never a bare `<iframe>` or the
+host of a closed root. If the way is barred (the frame went away), the answer is the last element that could be
+reached, and says so.
 """
 
 from __future__ import annotations

@@ -39,6 +39,11 @@ class Rules:
         self.safety = safety
         self.gate: EgressGate | None = None
 
+    def is_exception(self, url: str) -> bool:
+        """Whether an address belongs to a local world, where no manners are needed."""
+        place = url_host_port(url)
+        return place is not None and self.safety.policy.is_exception(*place)
+
     async def visit(self, url: str) -> Refusal | None:
         """Whether the agent or a task may open an address; waits until a visit to its host is due."""
         if self.gate is None:

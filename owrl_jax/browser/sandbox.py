@@ -7,17 +7,19 @@
     result = await sandbox.step([ToolCall(name="click", arguments={"point_2d": [500, 120]})])
     await sandbox.close()
 
-`reset` and `step` never raise for anything a page, a browser or a policy can do: what went wrong is in the `Outcome` of the
-result, with an owner. Every call of a turn gets exactly one line of feedback, whatever happens. An episode has one
-outcome; once it has one, further steps change nothing and repeat it. Each await has a deadline, and the deadlines nest.
+`reset` and `step` never raise for anything a page, a browser or a policy can do: what went wrong is in the `Outcome`
+of the result, with an owner. Every call of a turn gets exactly one line of feedback, whatever happens. An episode has
+one outcome; once it has one, further steps change nothing and repeat it. Each await has a deadline, and the deadlines
+nest.
 
-The reading order of a step: check the call (`agent.tools`), act (`actions`), let the page settle (`settle`), follow what it
-opened (`stage`), verify, tell (`feedback`), and after the last call look (`observe`).
+The reading order of a step: check the call (`agent.tools`), act (`actions`), let the page settle (`settle`), follow
+  what it opened (`stage`), verify, tell (`feedback`), and after the last call look (`observe`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
@@ -29,9 +31,11 @@ from urllib.parse import urlsplit
 from owrl_jax.agent.tools import CheckedCall, check_call
 from owrl_jax.agent.tools import Refusal as BadCall
 from owrl_jax.browser import faults, feedback, observe, rules
-from owrl_jax.browser.actions import Actor, Answer, Effect
+from owrl_jax.browser.actions import Actor
+from owrl_jax.browser.care import Care
 from owrl_jax.browser.changes import Snapshot
 from owrl_jax.browser.config import SandboxConfig
+from owrl_jax.browser.effects import Answer, Effect
 from owrl_jax.browser.engine import BrowserEngine
 from owrl_jax.browser.rules import Rules
 from owrl_jax.browser.settle import Settled, settle
@@ -44,6 +48,7 @@ from owrl_jax.types import CallResult, CallStatus, Observation, StepResult, Task
 _log = logging.getLogger(__name__)
 
 MAX_CALLS = 20
+_BLANK_S = 3.0
 # Calls that mean something whatever page is shown; all others were meant for the page that the policy saw.
 _FREE = frozenset({"wait", "done", "goto_url", "new_tab", "switch_tab"})
 _KEYBOARD = frozenset({"write", "press_keys"})
@@ -100,11 +105,12 @@ class Sandbox:
         self.stage: Stage | None = None
         self.gate: Any = None
         self.navigations = 0
+        self._place = contextlib.AsyncExitStack()
         self._judged: DocumentState | None = None
         self._start_url = ""
         self._actor: Actor | None = None
         self._snapshot: Snapshot | None = None
-        self._crashed: set[str] = set()
+        self._care: Care | None = None
         self._busy = asyncio.Lock()
         self._started = 0.0
         self._inside_s = 0.0
@@ -113,9 +119,8 @@ class Sandbox:
     async def reset(self, task: Task) -> StepResult:
         """Opens the task's start page in a fresh context and looks at it."""
         async with self._busy:
-            await self._leave()
+            await self._depart()
             self.outcome, self._snapshot, self._inside_s, self.navigations = None, None, 0.0, 0
-            self._crashed.clear()
             self._judged, self._start_url = None, task.start_url
             self._started = time.monotonic()
             try:
@@ -127,9 +132,9 @@ class Sandbox:
                     "nav_timeout",
                     f"the start page was not there within {self.config.deadlines.reset_s:g} s",
                 )
-                return self._ended(error, Phase.RESET, self._started, ())
+                return await self._ended(error, Phase.RESET, self._started, ())
             except Exception as error:  # noqa: BLE001 - the one place where a reset's exceptions become an outcome
-                return self._ended(error, Phase.RESET, self._started, ())
+                return await self._ended(error, Phase.RESET, self._started, ())
             finally:
                 self._inside_s += time.monotonic() - self._started
 
@@ -165,16 +170,16 @@ class Sandbox:
                         return await self._step(calls, checked, turn, started)
             except TimeoutError:
                 seconds = self.config.deadlines.step_s + waits
-                return self._ended(faults.DeadlineExceeded("step", seconds), Phase.STEP, started, calls, turn)
+                return await self._ended(faults.DeadlineExceeded("step", seconds), Phase.STEP, started, calls, turn)
             except Exception as error:  # noqa: BLE001 - the one place where a step's exceptions become an outcome
-                return self._ended(error, Phase.STEP, started, calls, turn)
+                return await self._ended(error, Phase.STEP, started, calls, turn)
             finally:
                 self._inside_s += time.monotonic() - started
 
     async def close(self) -> None:
         """Closes the context and everything in it. Idempotent; a cancelled caller does not stop it."""
-        if self._closing is None or (self._closing.done() and self.stage is not None):
-            self._closing = asyncio.ensure_future(self._leave())
+        if self._closing is None or self._closing.done():
+            self._closing = asyncio.ensure_future(self._depart())
         await asyncio.shield(self._closing)
 
     @property
@@ -188,16 +193,23 @@ class Sandbox:
             raise faults.Fault(Reason.SANDBOX_ERROR, "lease_lost", "the sandbox was closed while it worked")
         return self._actor
 
+    @property
+    def care(self) -> Care:
+        """Who looks after pages in trouble; raises as `actor` does."""
+        if self._care is None:
+            raise faults.Fault(Reason.SANDBOX_ERROR, "lease_lost", "the sandbox was closed while it worked")
+        return self._care
+
     # ---- reset ----------------------------------------------------------------------------------------------------
 
     async def _reset(self, task: Task) -> StepResult:
         started = time.monotonic()
         settled = await open_start_page(self, task)
         opened = time.monotonic()
-        stage = self._stage()
+        stage = self.current_stage()
         async with stage.camera.running():
+            ended = await self._judge_page(Phase.RESET, started)
             observation = await self._look(settled)
-        ended = await self._judge_page(Phase.RESET, started)
         status = stage.active.document.status or 200
         if ended is None and status >= 400:
             message = f"the start page answered {status}"
@@ -219,13 +231,32 @@ class Sandbox:
         folder = self.config.download_dir / self.episode if self.config.download_dir else None
         self.stage = stage = await Stage.open(self.engine, self.config, downloads=folder, **options)
         self._actor = Actor(stage, self.rules, self.config)
+        self._care = Care(stage, self._actor, self.config)
         if self.gate is not None:
             async with stage.camera.running():
                 await self.gate.sign_in(stage.context, stage.active.page, timeout_s=self.config.deadlines.cdp_s)
         return stage
 
+    async def take_place(self, host: str) -> None:
+        """Waits for one of the places that a host has for episodes; it is given back at the end.
+
+        Raises:
+          Fault: if there is none in time.
+        """
+        try:
+            async with asyncio.timeout(self.config.deadlines.reset_s / 2):
+                await self._place.enter_async_context(self.rules.safety.hosts.visit(host))
+        except TimeoutError:
+            raise faults.Fault(
+                Reason.INIT_ERROR, "no_capacity", f"as many episodes as may be are on {host} already"
+            ) from None
+
+    async def _depart(self) -> None:
+        await self._leave()
+        await self._place.aclose()
+
     async def _leave(self) -> None:
-        stage, self.stage, self._actor = self.stage, None, None
+        stage, self.stage, self._actor, self._care = self.stage, None, None, None
         gate, self.gate, self.rules.gate = self.gate, None, None
         if stage is not None:
             await stage.close()
@@ -238,7 +269,7 @@ class Sandbox:
     async def _step(
         self, calls: Sequence[ToolCall], checked: Sequence[CheckedCall | BadCall], turn: _Turn, started: float
     ) -> StepResult:
-        stage = self._stage()
+        stage = self.current_stage()
         stage.begin_step()
         for number, (call, known) in enumerate(zip(calls, checked, strict=True), 1):
             why = turn.stop or self._moot(known, turn)
@@ -263,7 +294,8 @@ class Sandbox:
         if not calls:
             turn.settled = await settle(stage.active, self.config.settle, grace_s=0.0, until=looked + 5.0)
         if not turn.settled or turn.settled.reason in ("closed", "crashed", "frozen"):
-            await self.tend(stage.active, [])
+            await self.care.tend(stage.active, [])
+        outcome = None if turn.answer is not None else await self._judge_page(Phase.STEP, started)
         observation = await self._look(turn.settled)
         timings = {
             "act": turn.act_ms,
@@ -271,12 +303,9 @@ class Sandbox:
             "capture": (time.monotonic() - looked) * 1e3,
             "total": (time.monotonic() - started) * 1e3,
         }
-        outcome = None
         if turn.answer is not None:
             outcome = Outcome(reason=Reason.COMPLETED, detail="answered", phase=Phase.STEP, latency_ms=timings["total"])
             self.outcome = outcome
-        else:
-            outcome = await self._judge_page(Phase.STEP, started)
         return StepResult(
             results=tuple(turn.results),
             observation=observation,
@@ -293,10 +322,10 @@ class Sandbox:
 
     async def _call(self, call: CheckedCall, number: int, turn: _Turn) -> None:
         """One call from act to feedback; appends its result and notes in `turn` what that means for the next ones."""
-        stage, actor, deadlines = self._stage(), self.actor, self.config.deadlines
+        stage, actor, deadlines = self.current_stage(), self.actor, self.config.deadlines
         tab = stage.active
         if tab.navigating and call.name not in _FREE:
-            await self._arrive(tab)
+            await self.care.arrive(tab)
         before_document, before_url = tab.document, tab.url
         extra = call.arguments.get("seconds", 0.0) if call.name == "wait" else 0.0
         start = time.monotonic()
@@ -305,7 +334,7 @@ class Sandbox:
         notes: list[str] = []
         try:
             effect = await faults.within(until - start, actor.run(call.name, call.arguments), call.name)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - told if the page can go on, raised again if not
             effect = await self._not_done(tab, call, error)
         acted = time.monotonic()
         turn.act_ms += (acted - start) * 1e3
@@ -317,11 +346,11 @@ class Sandbox:
             if front is not shown:
                 settled = await settle(front, self.config.settle, grace_s=0.0, until=max(until, time.monotonic() + 3.0))
             if settled.reason in ("frozen", "crashed", "closed") or tab.unanswered_input:
-                front = await self.tend(front, notes)
+                front = await self.care.tend(front, notes)
             turn.settled = settled
             if settled.reason == "cap:reloads":
                 notes.append("the page loads itself again and again; it was stopped")
-                await self._stop(front)
+                await self.care.stop(front)
             answer = await self._verify(effect)
             turn.settle_ms += (time.monotonic() - acted) * 1e3
         front = stage.active
@@ -349,26 +378,6 @@ class Sandbox:
             turn.moved = f"the page changed after call {number} ({call.name}); look at it first"
         turn.keys = f"the focus moved after call {number} ({call.name})" if facts.get("focus_moved") else ""
 
-    async def _arrive(self, tab: Tab) -> None:
-        """Before acting in a page that is on its way to another one: waits for that, then gives up on it."""
-        await settle(tab, self.config.settle, grace_s=0.0, until=time.monotonic() + self.config.deadlines.cdp_s / 2)
-        if tab.navigating:
-            await self._stop(tab)
-
-    async def _stop(self, tab: Tab) -> None:
-        """Stops all loading of a tab."""
-        until = time.monotonic() + 2.0
-        while time.monotonic() < until:
-            try:
-                await tab.send("Page.stopLoading", timeout_s=1.0)
-            except Exception as error:
-                # Between two documents there is nothing to stop; a moment later there is.
-                if not isinstance(error, faults.DeadlineExceeded) and not faults.is_stale_context(error):
-                    raise
-            await tab.pulse.wait(0.05)
-            if not tab.navigating:
-                return
-
     async def _not_done(self, tab: Tab, call: CheckedCall, error: Exception) -> Effect:
         """A call that raised: a fact to tell if the page can go on, else a fault."""
         if isinstance(error, faults.Fault) or not self.engine.alive:
@@ -384,7 +393,7 @@ class Sandbox:
         raise error
 
     async def _verify(self, effect: Effect) -> Answer:
-        if effect.verify is None or self._stage().active.navigating:
+        if effect.verify is None or self.current_stage().active.navigating:
             return Answer()
         try:
             return await faults.within(self.config.deadlines.cdp_s, effect.verify(), "verify")
@@ -443,7 +452,7 @@ class Sandbox:
     # ---- looking, and pages in trouble ----------------------------------------------------------------------------
 
     async def _look(self, settled: Settled | None) -> Observation:
-        stage = self._stage()
+        stage = self.current_stage()
         record = settled.settle if settled else None
         tab = stage.active
         try:
@@ -451,74 +460,15 @@ class Sandbox:
         except Exception as error:
             if not (tab.crashed or isinstance(error, faults.DeadlineExceeded)) or not self.engine.alive:
                 raise
-            await self.tend(tab, [])
+            await self.care.tend(tab, [])
             seen = await observe.look(stage, self.config, before=None, settled=record)
         self._snapshot = seen.snapshot
         self.actor.image_size, self.actor.css_width = seen.observation.screen_size, seen.css_width
         return seen.observation
 
-    async def tend(self, tab: Tab, notes: list[str]) -> Tab:
-        """A page in trouble: a script without end is stopped, a crashed page is loaded again, once each.
-
-        Raises:
-          Fault: if that did not help.
-        """
-        stage = self._stage()
-        if not self.engine.alive:
-            raise faults.Fault(Reason.SANDBOX_ERROR, "browser_gone", "the browser ended")
-        if stage.hostile:
-            raise faults.Fault(Reason.ENVIRONMENT_ERROR, "page_hostile", stage.hostile)
-        if tab.closed:
-            return stage.active
-        if tab.crashed:
-            return await self._reload_crashed(tab, notes)
-        if await self._answers(tab, 1.0):
-            return tab
-        try:
-            await tab.send("Runtime.terminateExecution", timeout_s=2.0)
-        except faults.DeadlineExceeded:
-            pass  # whether it helped is asked next
-        if not await self._answers(tab, 2.0):
-            raise faults.Fault(
-                Reason.ENVIRONMENT_ERROR,
-                "page_frozen",
-                f"the page does not answer any more: {feedback.address(tab.url)}",
-            )
-        notes.append("a script of the page ran without end and was stopped")
-        return tab
-
-    async def _answers(self, tab: Tab, seconds: float) -> bool:
-        try:
-            await tab.world.call("probe", timeout_s=seconds)
-        except Exception as error:
-            if isinstance(error, faults.DeadlineExceeded) or faults.is_stale_context(error) or faults.is_gone(error):
-                return False
-            raise
-        return True
-
-    async def _reload_crashed(self, tab: Tab, notes: list[str]) -> Tab:
-        stage, url = self._stage(), tab.url
-        if url in self._crashed or not url.startswith(("http://", "https://")):
-            raise faults.Fault(
-                Reason.ENVIRONMENT_ERROR, "page_crash", f"the page crashes its renderer: {feedback.address(url)}"
-            )
-        self._crashed.add(url)
-        fresh = await stage.recover(tab)
-        fresh.begin()
-        failed = await self.actor.navigate(fresh, url, self.config.settle.commit_s)
-        settled = await settle(fresh, self.config.settle, grace_s=0.0)
-        if fresh.crashed or settled.frozen:
-            raise faults.Fault(
-                Reason.ENVIRONMENT_ERROR,
-                "page_crash",
-                f"the page crashed again when loaded again: {feedback.address(url)}",
-            )
-        notes.append("the page crashed and was loaded again" + (f", which failed: {failed}" if failed else ""))
-        return fresh
-
     async def _judge_page(self, phase: Phase, started: float) -> Outcome | None:
         """Ends the episode early where the site keeps us out; looks at each document once."""
-        tab = self._stage().active
+        tab = self.current_stage().active
         if tab.document is self._judged or not tab.usable or tab.navigating or tab.document.error:
             return None
         if self.rules.unreachable(tab.document) is not None:
@@ -526,6 +476,12 @@ class Sandbox:
         self._judged = tab.document
         try:
             wall = await rules.wall(tab, self._start_url)
+            patience = time.monotonic() + _BLANK_S
+            while wall is not None and wall.detail == "blank_page" and time.monotonic() < patience:
+                # A page drawn by scripts may be empty for a while; a blank one stays so.
+                await tab.pulse.wait(0.5)
+                await settle(tab, self.config.settle, grace_s=0.0, until=time.monotonic() + 2.0)
+                wall = await rules.wall(tab, self._start_url)
         except Exception as error:
             if isinstance(error, faults.DeadlineExceeded) or faults.is_gone(error) or faults.is_stale_context(error):
                 self._judged = None  # the document was replaced meanwhile: the next one is looked at
@@ -540,17 +496,19 @@ class Sandbox:
 
     # ---- endings --------------------------------------------------------------------------------------------------
 
-    def _ended(
+    async def _ended(
         self, error: Exception, phase: Phase, started: float, calls: Sequence[ToolCall], turn: _Turn | None = None
     ) -> StepResult:
         """The one way in which an exception leaves: as an outcome, with a line for every call."""
+        vanished = faults.is_gone(error) or (isinstance(error, faults.Fault) and error.detail == "page_hostile")
+        alive = await self.engine.look_alive() if vanished else self.engine.alive
         outcome = faults.outcome_of(
             error,
             phase=phase,
-            browser_alive=self.engine.alive,
+            browser_alive=alive,
             crashed=self.stage is not None and any(t.crashed for t in self.stage.open_tabs),
             latency_ms=round((time.monotonic() - started) * 1e3, 1),
-            rss_mib=self.engine.rss_mib() if self.engine.alive else None,
+            rss_mib=self.engine.rss_mib() if alive else None,
         )
         if phase is Phase.RESET:
             self.rules.report(self._start_url, None, outcome.detail)
@@ -578,7 +536,8 @@ class Sandbox:
             return Outcome(reason=Reason.SANDBOX_ERROR, detail="sandbox_timeout", message=message)
         return Outcome(reason=Reason.CANCELLED, detail="deadline", message=message)
 
-    def _stage(self) -> Stage:
+    def current_stage(self) -> Stage:
+        """The stage; raises as `actor` does."""
         if self.stage is None:
             raise faults.Fault(Reason.SANDBOX_ERROR, "lease_lost", "the sandbox was closed while it worked")
         return self.stage

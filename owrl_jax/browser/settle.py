@@ -1,7 +1,7 @@
 """Waiting until a page has done what an action caused, and not a moment longer.
 
-There is no sleep and no "network idle" here. Whoever acts has subscribed before (`tabs.Tab`). Afterwards one loop looks at
-the facts and asks what is still missing:
+There is no sleep and no "network idle" here. Whoever acts has subscribed before (`tabs.Tab`). Afterwards one loop
+looks at the facts and asks what is still missing:
 
     a navigation was asked for             -> wait for its document                           (commit)
     the action may still ask for one       -> wait a short grace, no longer than quiet takes  (grace)
@@ -100,7 +100,7 @@ async def settle(tab: Tab, caps: SettleCaps, *, grace_s: float | None = None, un
         if now - since > caps.total_s:
             return done("frozen" if busy_since is not None else "cap:total")
         try:
-            probe = await tab.world.call("probe", timeout_s=min(_BUSY_S, tab.timeout_s))
+            seen = probe = await tab.world.call("probe", timeout_s=min(_BUSY_S, tab.timeout_s))
             busy_since = None
         except faults.DeadlineExceeded:
             busy_since = busy_since or now
@@ -115,7 +115,7 @@ async def settle(tab: Tab, caps: SettleCaps, *, grace_s: float | None = None, un
                 return done("closed")
             continue
         now = time.monotonic()
-        missing, left = _missing(tab, probe, caps, now=now, since=since, grace_until=grace_until, capped=capped)
+        missing, left = _missing(tab, seen, caps, now=now, since=since, grace_until=grace_until, capped=capped)
         if missing is None:
             if "quiet" in capped:
                 tab.document.restless = True

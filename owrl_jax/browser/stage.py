@@ -1,12 +1,12 @@
 """The stage of one episode: a browser context with its tabs, and everything that enters it uninvited.
 
-Tabs are followed as a person would: a tab that the acted page opens comes to the front, one that closes itself gives the
-front back to its opener. Dialogs are answered the moment they show, whatever else is going on, since an open dialog stops
-the page, its pictures and its navigations. Downloads are saved, capped and named here. All of it is told through
-`Happenings`.
+Tabs are followed as a person would: a tab that the acted page opens comes to the front, one that closes itself gives
+  the front back to its opener. Dialogs are answered the moment they show, whatever else is going on, since an open
+  dialog stops the page, its pictures and its navigations. Downloads are saved, capped and named here. All of it is
+  told through `Happenings`.
 
-Invariant: there is always exactly one active tab as long as any is open, and `active` is never a tab that is known to be
-closed.
+Invariant: there is always exactly one active tab as long as any is open, and `active` is never a tab that is known to
+  be closed.
 """
 
 from __future__ import annotations
@@ -212,8 +212,9 @@ class Stage:
             await asyncio.wait(tasks, timeout=1.0)
         try:
             await faults.within(self.config.deadlines.close_s / 2, self.context.close(), "close context")
-        except Exception as error:  # noqa: BLE001 - the browser may be gone; its owner looks after that
+        except Exception as error:  # noqa: BLE001 - a page that keeps its process busy, or a browser that is gone
             _log.info("a context did not close: %s: %s", type(error).__name__, str(error)[:200])
+            await self.handle.dispose(self.config.deadlines.close_s / 2)
 
     # ---- what enters uninvited ------------------------------------------------------------------------------------
 
@@ -351,7 +352,13 @@ class Stage:
                 bytes=size,
             )
             return
-        target = await asyncio.to_thread(_keep, path, self.downloads, name)
+        try:
+            target = await asyncio.to_thread(_keep, path, self.downloads, name)
+        except OSError as error:
+            _log.error("a download could not be kept in %s: %s", self.downloads, error)
+            line = f'the download of "{shown}" could not be kept: {error.strerror}'
+            self.happenings.note(line, event="download", name=name, state="failed")
+            return
         self.happenings.note(
             f'"{neutralise(target.name, 80)}" was downloaded ({size} bytes)',
             event="download",

@@ -1,8 +1,8 @@
 """Opening the start page of an episode: one navigation if all goes well, a few tries with pauses if not.
 
-The last try is made in a fresh context. Nothing is tried again that cannot end differently: a refused address, a redirect
-loop, an answer of the server that says no. What is left after the last try is raised as a typed fault, owned by the site
-unless our own browser was the reason.
+The last try is made in a fresh context. Nothing is tried again that cannot end differently: a refused address, a
+redirect loop, an answer of the server that says no. What is left after the last try is raised as a typed fault, owned
+by the site unless our own browser was the reason.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ async def open_start_page(sandbox: Sandbox, task: Task) -> Settled:
     if cooling > 0:
         message = f"{host_of(url)} kept us out a short while ago: not visited again for {cooling:.0f} s"
         raise faults.Fault(Reason.INIT_ERROR, "host_cooling_down", message)
+    if not sandbox.rules.is_exception(url):
+        await sandbox.take_place(host_of(url))
     await sandbox.open_stage()
     refusal = await sandbox.rules.visit(url)  # robots.txt is read through the way out that the stage opened
     if refusal is not None:
@@ -66,7 +68,7 @@ async def open_start_page(sandbox: Sandbox, task: Task) -> Settled:
 
 
 async def _try(sandbox: Sandbox, url: str) -> Settled:
-    stage, actor, config = sandbox.stage, sandbox.actor, sandbox.config
+    stage, actor, config = sandbox.current_stage(), sandbox.actor, sandbox.config
     async with stage.camera.running():
         tab = stage.active
         tab.begin()
@@ -84,7 +86,7 @@ async def _try(sandbox: Sandbox, url: str) -> Settled:
         if settled.reason == "crashed":
             raise faults.Fault(Reason.ENVIRONMENT_ERROR, "page_crash", f"{url} crashed its renderer")
         if settled.frozen:
-            await sandbox.tend(tab)
+            await sandbox.care.tend(tab, [])
         # Pages may open another tab or replace themselves while loading; the start page is where the policy begins.
         why = sandbox.rules.unreachable(tab.document)
         if why is not None:

@@ -1,7 +1,8 @@
 """One tab: its page, its CDP session, and what its events say about navigation, loading and requests.
 
-A `Tab` listens from the moment it is attached, so that whatever an action causes is seen however fast it comes. It keeps
-counts and states, no bodies and no history beyond the current document. Who waits for what is `settle.py`'s business.
+A `Tab` listens from the moment it is attached, so that whatever an action causes is seen however fast it comes. It
+keeps counts and states, no bodies and no history beyond the current document. Who waits for what is `settle.py`'s
+business.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ class Tab:
                     tree = await faults.within(self.timeout_s, session.send("Page.getFrameTree"), "attach")
                 except faults.DeadlineExceeded:
                     raise
-                except Exception as error:  # noqa: BLE001 - a frame of this process, or one that was just removed
+                except Exception as error:
                     if type(error).__module__.startswith("playwright"):
                         continue
                     raise

@@ -43,7 +43,7 @@ class Keyboard:
                 await self._send(self._keyboard.up(key))
 
     async def type(self, text: str, *, slow: bool) -> None:
-        """Types a text. `slow` sends key events, which fields with suggestions listen to; line breaks never press Enter."""
+        """Types a text. `slow` sends key events, which suggestions listen to; line breaks never press Enter."""
         split = len(text) if not slow or "\n" in text else 0 if len(text) <= KEYED else len(text) - KEYED_END
         if text[:split]:
             await self._send(self._keyboard.insert_text(text[:split]))
@@ -135,9 +135,10 @@ def _date(text: str) -> str | None:
     elif match := re.fullmatch(r"([A-Za-z]+)\.? (\d{1,2})(?:st|nd|rd|th)?,? (\d{4})", text):
         if match[1].lower() in _MONTHS:
             parts = int(match[3]), _MONTHS[match[1].lower()], int(match[2])
-    elif match := re.fullmatch(r"(\d{1,2})(?:st|nd|rd|th|\.)? ([A-Za-z]+)\.?,? (\d{4})", text):
-        if match[2].lower() in _MONTHS:
-            parts = int(match[3]), _MONTHS[match[2].lower()], int(match[1])
+    elif (match := re.fullmatch(r"(\d{1,2})(?:st|nd|rd|th|\.)? ([A-Za-z]+)\.?,? (\d{4})", text)) and (
+        match[2].lower() in _MONTHS
+    ):
+        parts = int(match[3]), _MONTHS[match[2].lower()], int(match[1])
     if parts is None:
         return None
     try:

@@ -1,8 +1,8 @@
 """Asking a document questions from an isolated world, where the page can neither listen nor lie.
 
-A `World` belongs to one frame of one CDP session and calls the functions of `page.js` there. It survives navigations: if
-the document was replaced while we asked, the question is put again to the new one, within the same deadline. Objects
-(elements) are handed out as `Node`s and can be asked by the same functions.
+A `World` belongs to one frame of one CDP session and calls the functions of `page.js` there. It survives navigations:
+if the document was replaced while we asked, the question is put again to the new one, within the same deadline.
+Objects (elements) are handed out as `Node`s and can be asked by the same functions.
 
 Invariant: nothing is awaited without a deadline, and a question that acts (scrolls, assigns) is asked once only.
 """
@@ -89,7 +89,7 @@ class World:
         return (result.get("value") or {}).get("v")
 
     async def frames(self) -> None:
-        """Waits until two frames were drawn, so that a picture shows what scripts have done; a quarter second at most."""
+        """Waits until two frames were drawn, so that a picture shows what scripts did; a quarter second at most."""
         expression = (
             "new Promise(r => { requestAnimationFrame(() => requestAnimationFrame(() => r(0))); setTimeout(r, 250); })"
         )
@@ -111,7 +111,7 @@ class World:
     async def call_on(self, object_id: str, function: str, *args: Any) -> Any:
         """`page.js` `function(object, *args)` by value; the object may live in any world of this session."""
         params: dict[str, Any] = {
-            "functionDeclaration": "function(n, ...a) { const L = globalThis.__owrl; return L ? {v: L[n](this, ...a)} : 0; }",
+            "functionDeclaration": "function(n, ...a) { return globalThis.__owrl ? {v: __owrl[n](this, ...a)} : 0; }",
             "objectId": object_id,
             "arguments": [{"value": function}, *({"value": a} for a in args)],
             "returnByValue": True,
@@ -191,7 +191,7 @@ class World:
         details = answer.get("exceptionDetails")
         if details:
             text = details.get("exception", {}).get("description") or details.get("text", "")
-            raise RuntimeError(f"page.{what} failed: {text[:400]}")
+            raise faults.ScriptError(f"page.{what} failed: {text[:400]}")
         return answer["result"]
 
     async def release(self) -> None:

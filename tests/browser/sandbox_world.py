@@ -16,7 +16,7 @@ from owrl_jax.browser.sandbox import Sandbox
 from owrl_jax.types import CallStatus, Observation, StepResult, Task, ToolCall
 from tests.browser.pages import PageServer
 
-# The machine that runs the tests may be busy: limits of time are classes (a moment, a cap, a deadline), not measurements.
+# The machine that runs the tests may be busy: limits of time are classes (a moment, a cap, a deadline).
 MOMENT_S = 3.0
 ENGINES = {
     "frames-on-request": EngineConfig(browser="headless_shell", begin_frame=True),

@@ -92,7 +92,9 @@ async def test_new_tabs_of_the_acted_page_are_followed(world):
         f"<a target=_blank href=/new style='{box(100, 100)}'>blank</a>"
         + button(200, "window.open('/new');window.open('/new')")
         + button(300, "let w=window.open('/new');setTimeout(()=>w.close(),0)")
-        + button(400, "window.open('','_blank').document.write('<title>Written</title><h1>written by the opener</h1>')"),
+        + button(
+            400, "window.open('','_blank').document.write('<title>Written</title><h1>written by the opener</h1>')"
+        ),
         title="Opener",
     )
     async with world.episode("/opener") as e:
@@ -181,11 +183,13 @@ async def test_frames_of_other_origins_can_be_clicked_and_typed_in(world):
     for name, host in (("same", "127.0.0.1"), ("site", "localhost")):
         world.other.page(
             f"/middle-{name}",
-            f"<body style='margin:0'><iframe src='{world.other.url('/inner')}' style='{box(20, 20, 400, 200)};border:0'>",
+            f"<body style='margin:0'><iframe src='{world.other.url('/inner')}' "
+            f"style='{box(20, 20, 400, 200)};border:0'>",
         )
         world.server.page(
             f"/outer-{name}",
-            f"<iframe src='{world.other.url(f'/middle-{name}', host)}' style='{box(100, 100, 500, 300)};border:0'></iframe>",
+            f"<iframe src='{world.other.url(f'/middle-{name}', host)}' "
+            f"style='{box(100, 100, 500, 300)};border:0'></iframe>",
         )
         async with world.episode(f"/outer-{name}") as e:
             said = await e.click(150, 150)
@@ -209,7 +213,8 @@ async def test_shadow_roots_can_be_clicked_and_typed_in(world, mode):
     """Scenario 2, C25."""
     world.server.page(
         f"/shadow-{mode}",
-        f"<x-form style='{box(100, 100, 400, 200)};display:block'></x-form><script>customElements.define('x-form',class extends "
+        f"<x-form style='{box(100, 100, 400, 200)};display:block'></x-form>"
+        "<script>customElements.define('x-form',class extends "
         f"HTMLElement{{constructor(){{super();const r=this.attachShadow({{mode:'{mode}'}});r.innerHTML='<input "
         'aria-label=Deep style="width:200px;height:30px"><button style="display:block;height:40px">Send it</button>'
         "<p id=o></p>';r.querySelector('button').onclick=()=>{r.querySelector('#o').textContent="
@@ -278,9 +283,11 @@ async def test_changes_list_at_most_five_and_cost_little_on_a_large_page(world):
         "/many",
         button(
             100,
-            "for(let i=0;i<9;i++)document.body.append(Object.assign(document.createElement('button'),{textContent:'n'+i}))",
+            "for(let i=0;i<9;i++)"
+            "document.body.append(Object.assign(document.createElement('button'),{textContent:'n'+i}))",
         )
-        + "<div id=h style='position:absolute;top:1200px'></div><script>h.innerHTML='<p>row</p>'.repeat(20000)</script>",
+        + "<div id=h style='position:absolute;top:1200px'></div>"
+        "<script>h.innerHTML='<p>row</p>'.repeat(20000)</script>",
     )
     async with world.episode("/many") as e:
         await e.click(110, 110)

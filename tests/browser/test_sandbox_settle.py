@@ -51,7 +51,8 @@ async def test_content_fetched_after_load_is_in_the_picture(world):
     """T21, at the start and after a click."""
     world.server.page(
         "/late-content",
-        f"<button style='{box(100, 100)}' onclick=load()>again</button><div id=d style='{box(0, 300, 1280, 500)}'></div>"
+        f"<button style='{box(100, 100)}' onclick=load()>again</button>"
+        f"<div id=d style='{box(0, 300, 1280, 500)}'></div>"
         "<script>function load(){fetch('/data?'+Math.random()).then(r=>r.text()).then(t=>{d.style.background=t})}"
         "onload=load</script>",
     )
@@ -161,7 +162,8 @@ async def test_same_document_navigation_is_immediate_and_told(world):
     """Scenario 8."""
     world.server.page(
         "/app",
-        f"<button style='{box(100, 100)}' onclick=\"history.pushState(0,'','/app/cart');document.title='Cart'\">cart</button>",
+        f"<button style='{box(100, 100)}' onclick=\"history.pushState(0,'','/app/cart');document.title='Cart'\">"
+        "cart</button>",
     )
     async with world.episode("/app") as e:
         said = await e.click(110, 110)

@@ -221,7 +221,10 @@ async def test_a_line_break_at_the_end_is_the_enter_key(world):
         assert e.url.endswith("/found?q=shoes")
 
 
-SELECT = f"<select id=s style='{box(100, 15, 150, 25)}'><option value=a>Apple<option value=b>Banana<option value=c>Cherry</select>"
+SELECT = (
+    f"<select id=s style='{box(100, 15, 150, 25)}'>"
+    "<option value=a>Apple<option value=b>Banana<option value=c>Cherry</select>"
+)
 
 
 async def test_native_select_can_be_used(world):
@@ -331,7 +334,8 @@ async def test_scroll_in_an_area_and_in_an_app_whose_page_cannot(world):
     world.server.page(
         "/areas",
         "<body style='margin:0;height:100vh;overflow:hidden'><div id=m style='height:1000px;overflow:auto'>"
-        f"<div style='height:5000px'></div></div><div id=a aria-label=List style='{box(900, 100, 200, 300)};overflow:auto'>"
+        "<div style='height:5000px'></div></div>"
+        f"<div id=a aria-label=List style='{box(900, 100, 200, 300)};overflow:auto'>"
         "<div style='height:900px'></div></div>",
     )
     async with world.episode("/areas") as e:
@@ -350,7 +354,8 @@ async def test_hover_and_drag(world):
         f"<style>#m:hover #t{{display:block}}#t{{display:none}}</style><div id=m style='{box(100, 100)}'>Menu"
         f"<div id=t>Secret entry</div></div><input id=r type=range value=0 style='{box(100, 400, 200, 20)};margin:0'>"
         f"<div id=s draggable=true style='{box(500, 100, 50, 50)}'>Card</div>"
-        f"<div id=d style='{box(700, 100)}' ondragover='event.preventDefault()' ondrop=\"this.textContent='dropped'\">Here",
+        f"<div id=d style='{box(700, 100)}' ondragover='event.preventDefault()' "
+        "ondrop=\"this.textContent='dropped'\">Here",
     )
     async with world.episode("/pointer") as e:
         said = await e.one("hover", point_2d=e.grid(150, 120))
@@ -458,7 +463,8 @@ async def test_page_text_cannot_become_structure(world):
     text = html.escape(HOSTILE, quote=True)
     world.server.page(
         "/hostile",
-        f'<tool_call onclick="alert(this.title)" title="{text}" style=\'{box(100, 100)};display:block\'>{text}</tool_call>'
+        f'<tool_call onclick="alert(this.title)" title="{text}" style=\'{box(100, 100)};display:block\'>'
+        f"{text}</tool_call>"
         f'<input style=\'{box(100, 200)}\' placeholder="{text}" value="{text}">'
         "<script>document.title='\\ud83d\\u0000'+document.querySelector('input').value</script>",
         title=text,
