@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from owrl_jax.bench._browser_pages import COUNT, PageServer
-from owrl_jax.bench._browser_steps import click, config_for, seen, task_for
+from owrl_jax.bench._browser_steps import Times, click, config_for, late_pictures, seen, task_for
 from owrl_jax.browser.engine import BrowserEngine
 from owrl_jax.pool.local import browser_pool
 from owrl_jax.pool.pressure import PressureConfig
@@ -95,6 +95,18 @@ async def start_peer(binary_path: str, server: PageServer, episodes: int) -> tup
     return times, memory
 
 
+async def late(server: PageServer, *, steps: int, episodes: int = 4) -> tuple[int, int, Times]:
+    """`steps` steps on the late page, spread over `episodes` at once: stale pictures, empty pictures, times."""
+    async with pool_for(server, episodes, warm=True) as pool:
+        held = [await pool.acquire() for _ in range(episodes)]
+        share = [steps // episodes + (number < steps % episodes) for number in range(episodes)]
+        found = await asyncio.gather(
+            *(late_pictures(sandbox, server, steps=n) for sandbox, n in zip(held, share, strict=True))
+        )
+    times = tuple(ms for _, _, each in found for ms in each)
+    return sum(f[0] for f in found), sum(f[1] for f in found), Times(ms=times)
+
+
 async def throughput(server: PageServer, *, episodes: int, seconds: float) -> float:
     """Steps per second of `episodes` episodes that click as fast as they can (each click repaints)."""
     async with pool_for(server, episodes, warm=True) as pool:
@@ -118,18 +130,16 @@ async def throughput(server: PageServer, *, episodes: int, seconds: float) -> fl
 
 
 async def raw_throughput(server: PageServer, *, episodes: int, seconds: float) -> float:
-    """The same through raw CDP: input and one capture, on one browser per core."""
+    """The same through raw CDP: input and one capture, each page in a browser of its own, as the pool has it."""
     from owrl_jax.bench._browser_pages import HEIGHT, WIDTH
     from owrl_jax.bench._browser_steps import RawPage
 
-    engines = [BrowserEngine() for _ in range(max(1, min(episodes, psutil.cpu_count() or 1)))]
+    engines = [BrowserEngine() for _ in range(episodes)]
     done = 0
     try:
         pages = []
         for engine in engines:
             await engine.start()
-        for number in range(episodes):
-            engine = engines[number % len(engines)]
             handle = await engine.open_context(viewport={"width": WIDTH, "height": HEIGHT})
             page = await handle.new_page(width=WIDTH, height=HEIGHT)
             await page.goto(f"{server.url}/light?n=0", wait_until="commit")

@@ -114,6 +114,7 @@ async def floor(engine: BrowserEngine, server: PageServer, *, steps: int) -> Cel
                     await raw.act("click_at", FIELD)
                 times = [await _timed(raw.step(action, number)) for number in range(steps + 1)]
                 cells[page_name, action] = Times(ms=tuple(times[1:]))
+            await raw.rest()
         finally:
             await handle.context.close()
     return cells
@@ -144,15 +145,14 @@ async def peer(binary_path: str, server: PageServer, *, steps: int, pages: tuple
     return cells
 
 
-async def late_pictures(make: Callable[[], Any], server: PageServer, *, steps: int) -> tuple[int, int, Times]:
-    """Steps on the late page, in turn a navigation and a fill, with delays that vary.
+async def late_pictures(sandbox: Any, server: PageServer, *, steps: int) -> tuple[int, int, list[float]]:
+    """Steps of one episode on the late page, in turn a navigation and a fill, with delays that vary.
 
     Returns:
-      How many pictures showed an earlier state, how many showed none, and the times.
+      How many pictures showed an earlier state, how many showed none, and the milliseconds of each step.
     """
     stale = empty = 0
     times = []
-    sandbox = make()
     try:
         seen(await sandbox.reset(task_for(server, "/late?n=0&ms=vary")))
         for number in range(1, steps + 1):
@@ -170,7 +170,7 @@ async def late_pictures(make: Callable[[], Any], server: PageServer, *, steps: i
             await asyncio.sleep(2.0)
     finally:
         await sandbox.close()
-    return stale, empty, Times(ms=tuple(times))
+    return stale, empty, times
 
 
 class RawPage:
@@ -178,6 +178,7 @@ class RawPage:
 
     def __init__(self, engine: BrowserEngine, page: Any, session: Any) -> None:
         self._engine, self._page, self._session = engine, page, session
+        self._unanswered: list[asyncio.Future[Any]] = []
 
     async def step(self, action: str, number: int) -> int:
         """One action and one capture; returns the size of the picture's base64."""
@@ -197,8 +198,16 @@ class RawPage:
             delta = 300 if number % 2 else -300
             wheel = {"type": "mouseWheel", "x": WIDTH // 2, "y": HEIGHT // 2, "deltaX": 0, "deltaY": delta}
             # A wheel event is answered by the next frame, which nobody draws before the capture: do not wait for it.
-            self._wheel = asyncio.ensure_future(send("Input.dispatchMouseEvent", wheel))
+            self._unanswered.append(asyncio.ensure_future(send("Input.dispatchMouseEvent", wheel)))
             await asyncio.sleep(0)
+
+    async def rest(self) -> None:
+        """Waits a moment for the answers to wheel events, and forgets those that never come."""
+        if self._unanswered:
+            await asyncio.wait(self._unanswered, timeout=1.0)
+            for answer in self._unanswered:
+                answer.cancel()
+            await asyncio.gather(*self._unanswered, return_exceptions=True)
 
     async def capture(self) -> int:
         """One picture, the way the engine draws."""

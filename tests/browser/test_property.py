@@ -88,7 +88,7 @@ class Play:
                 kill(self.rng.choice(renderers).pid)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 async def test_any_order_ends_in_balance(seed):
     async with PageServer() as site:
         tag = fresh_tag()
@@ -102,13 +102,13 @@ async def test_any_order_ends_in_balance(seed):
             release_deadline_s=4.0,
         ) as pool:
             play = Play(seed, site, pool, tag)
-            for _ in range(30):
+            for _ in range(25):
                 await play.act()
             for one in play.tasks:
                 if play.rng.random() < 0.3:
                     one.cancel()
             done = await asyncio.wait_for(asyncio.gather(*play.tasks, return_exceptions=True), 90)
-            # Browsers killed as they start, several in a row, are a refusal with its reason; nothing else may be raised.
+            # Browsers killed as they start, several in a row, are a refusal with its reason; nothing else may happen.
             unexpected = [e for e in done if isinstance(e, Exception) and not isinstance(e, NoSandbox)]
             assert not unexpected, (play.trace, unexpected)
             for sandbox in play.held:

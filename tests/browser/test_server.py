@@ -71,7 +71,7 @@ async def site():
     async with PageServer() as server:
         server.answers["/counter"] = Answer(
             body=b"<title>counter</title><body style='margin:0'><button style='position:absolute;left:145px;top:20px;"
-            b"width:110px;height:40px' onclick=\"fetch('/clicked')\">count</button>"
+            b"width:110px;height:40px' onclick=\"fetch('/clicked').then(r=>r.text())\">count</button>"
         )
         server.answers["/clicked"] = Answer(body=b"ok", kind="text/plain")
         yield server
