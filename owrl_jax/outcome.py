@@ -1,7 +1,7 @@
 """How an episode ended, as one typed record.
 
-Every episode ends in exactly one `Outcome`. Its `reason` says what happened, its `owner` says whose doing it was, and the
-owner decides what the record may touch: **only policy-owned outcomes reach rewards, group statistics, filters and
+Every episode ends in exactly one `Outcome`. Its `reason` says what happened, its `owner` says whose doing it was, and
+the owner decides what the record may touch: **only policy-owned outcomes reach rewards, group statistics, filters and
 denominators**. A dead renderer, a bot wall or a full disk must never be learned as a mistake of the model.
 
 The vocabulary is closed. `DETAILS` lists, for each reason, the details that may stand beside it and the owners that may
@@ -182,7 +182,8 @@ class Outcome:
         if self.owner is None:
             if len(owners) > 1:
                 raise ValueError(
-                    f"{Reason(self.reason).value}/{self.detail} can be owned by {sorted(o.value for o in owners)}: say which"
+                    f"{Reason(self.reason).value}/{self.detail} can be owned by "
+                    f"{sorted(o.value for o in owners)}: say which"
                 )
             object.__setattr__(self, "owner", next(iter(owners)))
         elif Owner(self.owner) not in owners:

@@ -86,7 +86,9 @@ class CallResult:
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require("\n" not in self.feedback and "\r" not in self.feedback, f"feedback is one line, got {self.feedback!r}")
+        _require(
+            "\n" not in self.feedback and "\r" not in self.feedback, f"feedback is one line, got {self.feedback!r}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,7 +219,8 @@ class Turn:
         bad = next((p for p in self.logprobs if not (math.isfinite(p) and p <= 1e-6)), None)
         _require(bad is None, f"a log-prob must be finite and at most 0, got {bad}")
         _require(
-            (self.screenshot is None) == (self.grid is None), "screenshot hash and grid go together: give both or neither"
+            (self.screenshot is None) == (self.grid is None),
+            "screenshot hash and grid go together: give both or neither",
         )
 
 

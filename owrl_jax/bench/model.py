@@ -32,7 +32,7 @@ def _shapes() -> dict[str, Any]:
         text=TextConfig(
             vocab=4096, model=256, layers=6, heads=4, kv_heads=2, head_dim=64, mlp=768, mrope_section=(12, 10, 10)
         ),
-        vision=VisionConfig(depth=4, model=128, heads=4, mlp=512, out=256, taps=(0, 1, 2)),
+        vision=VisionConfig(depth=4, model=128, heads=2, mlp=512, out=256, taps=(0, 1, 2)),
         image_token=4000, video_token=4001, vision_start=4002, vision_end=4003,
     )  # fmt: skip
     large = ModelConfig(
