@@ -1,9 +1,9 @@
 """The nouns that flow between the rooms: tasks, calls, observations, turns, trajectories, verdicts, groups.
 
 All are frozen, keyword-only dataclasses with validation, and `msgspec` reads and writes them as they are (`encode`,
-`decode`). Token ids are stored once, when they are made; text is derived from ids and never the reverse. Screenshots are
-bytes only inside a `Screenshot`; everything that outlives a step carries the content hash. This module imports nothing
-heavy: CPU hosts, judges and viewers read these types without an accelerator stack.
+`decode`). Token ids are stored once, when they are made; text is derived from ids and never the reverse. Screenshots
+are bytes only inside a `Screenshot`; everything that outlives a step carries the content hash. This module imports
+nothing heavy: CPU hosts, judges and viewers read these types without an accelerator stack.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToolCall:
-    """One call as the policy wrote it. `arguments` is what its JSON held, not yet validated against the tool's schema."""
+    """One call as the policy wrote it. `arguments` is what its JSON held, not yet validated."""
 
     name: str
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -214,7 +214,8 @@ class Turn:
         n = len(self.response_ids)
         _require(
             len(self.logprobs) == n and len(self.versions) == n,
-            f"a turn of {n} response ids needs {n} log-probs and versions, got {len(self.logprobs)} and {len(self.versions)}",
+            f"a turn of {n} response ids needs as many log-probs and versions, "
+            f"got {len(self.logprobs)} and {len(self.versions)}",
         )
         bad = next((p for p in self.logprobs if not (math.isfinite(p) and p <= 1e-6)), None)
         _require(bad is None, f"a log-prob must be finite and at most 0, got {bad}")
