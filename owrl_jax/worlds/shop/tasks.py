@@ -1,25 +1,23 @@
-"""What one can be asked to do in the shop: fifteen templates, and the site itself."""
+"""What one can be asked to do in the shop: the templates of levels one and two."""
 
 from __future__ import annotations
 
 import random
 
-from owrl_jax.worlds.goals import GONE, All, Decoy, Goal, Like, Number, Text
+from owrl_jax.worlds.goals import GONE, All, Decoy, Goal, Number, Text
 from owrl_jax.worlds.script import Choose, Click, Fill, Move, Read
-from owrl_jax.worlds.shop import data, pages
-from owrl_jax.worlds.shop.data import CATEGORIES, SHIPPING, Product, Shop
+from owrl_jax.worlds.shop.data import CATEGORIES, Product, Shop
 from owrl_jax.worlds.shop.pages import cart_key, money
-from owrl_jax.worlds.site import Case, Site, Templates
-from owrl_jax.worlds.skins import DUSK, PAPER, PLAIN
+from owrl_jax.worlds.site import Case, Templates
 
 templates = Templates()
 
 
-def _one(category: str) -> str:
+def singular(category: str) -> str:
     return CATEGORIES[category][0]
 
 
-def _find(p: Product) -> tuple[Move, ...]:
+def find(p: Product) -> tuple[Move, ...]:
     """From any page with a search box to the product's page."""
     return (
         Fill("q", p.name, f"I look for {p.name} with the search box.", enter=True),
@@ -27,14 +25,14 @@ def _find(p: Product) -> tuple[Move, ...]:
     )
 
 
-def _browse(category: str, order: str, why: str) -> tuple[Move, ...]:
+def browse(category: str, order: str, why: str) -> tuple[Move, ...]:
     return (
         Click(f"cat-{category}", f"{category.capitalize()} is one of the departments."),
         Choose("sort", order, why),
     )
 
 
-def _put(p: Product, colour: str = "", size: str = "", quantity: int = 1) -> tuple[Move, ...]:
+def put_in_cart(p: Product, colour: str = "", size: str = "", quantity: int = 1) -> tuple[Move, ...]:
     """On a product's page: choose the variant and add it."""
     steps: list[Move] = []
     if colour and colour != p.colours[0]:
@@ -46,16 +44,16 @@ def _put(p: Product, colour: str = "", size: str = "", quantity: int = 1) -> tup
     return (*steps, Click("add", "Now I add it to the cart."))
 
 
-def _default_key(p: Product) -> str:
+def default_key(p: Product) -> str:
     return cart_key(p, p.colours[0], p.sizes[0] if p.sizes else "")
 
 
-def _single(shop: Shop, rng: random.Random) -> Product:
-    """A product without variants that matter: whatever colour it comes in, the first one is meant."""
+def any_product(shop: Shop, rng: random.Random) -> Product:
+    """A product of the whole shop."""
     return rng.choice(shop.products)
 
 
-def _others(shop: Shop, p: Product) -> list[Product]:
+def others_of(shop: Shop, p: Product) -> list[Product]:
     return [o for o in shop.of(p.category) if o.sku != p.sku]
 
 
@@ -66,15 +64,15 @@ def _others(shop: Shop, p: Product) -> list[Product]:
     level=1,
 )
 def wish(shop: Shop, rng: random.Random) -> Case:
-    p = _single(shop, rng)
-    other = rng.choice(_others(shop, p))
+    p = any_product(shop, rng)
+    other = rng.choice(others_of(shop, p))
     return Case(
         words={"name": p.name},
         goal=Goal(changes={f"wish/{p.sku}": True}),
-        script=(*_find(p), Click("wish", "The wishlist button saves it.")),
+        script=(*find(p), Click("wish", "The wishlist button saves it.")),
         decoys=(
             Decoy(name="another product", changes={f"wish/{other.sku}": True}),
-            Decoy(name="into the cart instead", changes={_default_key(p): 1}),
+            Decoy(name="into the cart instead", changes={default_key(p): 1}),
         ),
     )
 
@@ -86,12 +84,12 @@ def wish(shop: Shop, rng: random.Random) -> Case:
     level=1,
 )
 def price(shop: Shop, rng: random.Random) -> Case:
-    p = _single(shop, rng)
-    other = next(o for o in _others(shop, p) if o.cents != p.cents)
+    p = any_product(shop, rng)
+    other = next(o for o in others_of(shop, p) if o.cents != p.cents)
     return Case(
         words={"name": p.name},
         goal=Goal(answer=Number(value=p.cents / 100, given=(p.name,)), facts=(f"product:{p.sku}",)),
-        script=(*_find(p), Read("price", f"The page says {p.price}.")),
+        script=(*find(p), Read("price", f"The page says {p.price}.")),
         said=f"The {p.name} costs {p.price}.",
         decoys=(
             Decoy(name="price of another product", said=f"It costs {other.price}."),
@@ -115,7 +113,7 @@ def add_colour(shop: Shop, rng: random.Random) -> Case:
     return Case(
         words={"name": p.name, "colour": colour},
         goal=Goal(changes={key: 1}),
-        script=(*_find(p), *_put(p, colour)),
+        script=(*find(p), *put_in_cart(p, colour)),
         decoys=(
             Decoy(name="wrong colour", changes={cart_key(p, wrong, ""): 1}),
             Decoy(name="two of it", changes={key: 2}),
@@ -138,7 +136,7 @@ def add_variant(shop: Shop, rng: random.Random) -> Case:
     return Case(
         words={"name": p.name, "colour": colour, "size": size, "quantity": quantity},
         goal=Goal(changes={key: quantity}),
-        script=(*_find(p), *_put(p, colour, size, quantity)),
+        script=(*find(p), *put_in_cart(p, colour, size, quantity)),
         decoys=(
             Decoy(name="one too few", changes={key: quantity - 1}),
             Decoy(name="wrong size", changes={cart_key(p, colour, other_size): quantity}),
@@ -157,13 +155,13 @@ def cheapest(shop: Shop, rng: random.Random) -> Case:
     ranked = sorted(shop.of(category), key=lambda p: p.cents)
     p, second = ranked[0], ranked[1]
     return Case(
-        words={"category": category, "one": _one(category)},
+        words={"category": category, "one": singular(category)},
         goal=Goal(
             answer=_name_and_price(p, tuple(o.name for o in ranked[1:])),
             facts=(f"list:{category}",),
         ),
         script=(
-            *_browse(category, "price_up", "Sorted by price, the cheapest comes first."),
+            *browse(category, "price_up", "Sorted by price, the cheapest comes first."),
             Read(f"p-{p.sku}", f"The first is {p.name} for {p.price}."),
         ),
         said=f"The {p.name} for {p.price}.",
@@ -190,20 +188,20 @@ def best_in_colour(shop: Shop, rng: random.Random) -> Case:
     colour = rng.choice(sorted({c for p in shop.of(category) for c in p.colours}))
     ranked = sorted((p for p in shop.of(category) if colour in p.colours), key=lambda p: -p.rating)
     p = ranked[0]
-    best = max(_others(shop, p), key=lambda o: o.rating)
+    best = max(others_of(shop, p), key=lambda o: o.rating)
     wrong = next(c for c in p.colours if c != colour)
     return Case(
-        words={"one": _one(category), "category": category, "colour": colour},
+        words={"one": singular(category), "category": category, "colour": colour},
         goal=Goal(changes={cart_key(p, colour, ""): 1}),
         script=(
             Click(f"cat-{category}", f"I open {category}."),
             Click(f"f-colour-{colour}", f"I keep only what comes in {colour}."),
             Choose("sort", "rating", "Sorted by rating, the best comes first."),
             Click(f"p-{p.sku}", f"{p.name} is on top with {p.stars} stars."),
-            *_put(p, colour),
+            *put_in_cart(p, colour),
         ),
         decoys=(
-            Decoy(name="another one of the department", changes={_default_key(best): 1}),
+            Decoy(name="another one of the department", changes={default_key(best): 1}),
             Decoy(name="right one in the wrong colour", changes={cart_key(p, wrong, ""): 1}),
         ),
     )
@@ -216,11 +214,11 @@ def best_in_colour(shop: Shop, rng: random.Random) -> Case:
     level=1,
 )
 def warranty(shop: Shop, rng: random.Random) -> Case:
-    p = _single(shop, rng)
+    p = any_product(shop, rng)
     return Case(
         words={"name": p.name},
         goal=Goal(answer=Number(value=p.warranty_years, given=(p.name,)), facts=(f"product:{p.sku}",)),
-        script=(*_find(p), Read("details", f"The details say {p.warranty_years} years.")),
+        script=(*find(p), Read("details", f"The details say {p.warranty_years} years.")),
         said=f"{p.warranty_years} years",
         decoys=(
             Decoy(name="one year more", said=f"{p.warranty_years + 1} years"),
@@ -237,14 +235,14 @@ def warranty(shop: Shop, rng: random.Random) -> Case:
     held_out=True,
 )
 def review_stars(shop: Shop, rng: random.Random) -> Case:
-    p = _single(shop, rng)
+    p = any_product(shop, rng)
     r = rng.choice(p.reviews)
     wrong = r.stars % 5 + 1
     return Case(
         words={"name": p.name, "author": r.author},
         goal=Goal(answer=Number(value=r.stars, given=(p.name,)), facts=(f"reviews:{p.sku}",)),
         script=(
-            *_find(p),
+            *find(p),
             Click("reviews", "The reviews are on a page of their own."),
             Read(f"by-{r.author}", f"{r.author} gave {r.stars} of 5."),
         ),
@@ -257,7 +255,7 @@ def review_stars(shop: Shop, rng: random.Random) -> Case:
 
 
 def _filled_cart(shop: Shop, rng: random.Random, n: int) -> dict[str, int]:
-    return {_default_key(p): rng.randint(1, 4) for p in rng.sample(shop.products, n)}
+    return {default_key(p): rng.randint(1, 4) for p in rng.sample(shop.products, n)}
 
 
 def _tag(key: str) -> str:
@@ -319,181 +317,6 @@ def change_quantity(shop: Shop, rng: random.Random) -> Case:
     )
 
 
-def _deep_search(shop: Shop, rng: random.Random) -> tuple[str, str, int, list[Product]]:
-    """(category, attribute, price limit, fitting products): three or more fit, and the limit excludes something."""
-    while True:
-        category = rng.choice(list(CATEGORIES))
-        attribute = rng.choice(CATEGORIES[category][2])
-        limit = rng.choice((50, 100, 200, 400))
-        kind = [p for p in shop.of(category) if p.attribute == attribute]
-        fitting = [p for p in kind if p.cents <= limit * 100]
-        if 2 <= len(fitting) < len(kind):
-            return category, attribute, limit, fitting
-
-
-@templates.add(
-    "Find {category} with {label} {attribute} for at most ${limit}, sort them by customer rating and put the first one "
-    "into the cart. Any colour will do; take size small if there are sizes.",
-    "From the {category} whose {label} is {attribute} and which cost no more than ${limit}, add the best-rated one to "
-    "the cart, in any colour (and in small, if it has sizes).",
-    "Put the highest-rated {one} ({label}: {attribute}, up to ${limit}) into the cart; the colour does not matter, the "
-    "size, where there is one, should be small.",
-    level=3,
-)
-def attribute_filter_sort(shop: Shop, rng: random.Random) -> Case:
-    category, attribute, limit, fitting = _deep_search(shop, rng)
-    ranked = sorted(fitting, key=lambda p: -p.rating)
-    p, second = ranked[0], ranked[1]
-    colours = _each_colour(p)
-    over = max(
-        (o for o in shop.of(category) if o.attribute == attribute and o.cents > limit * 100), key=lambda o: o.rating
-    )
-    return Case(
-        words={
-            "category": category,
-            "one": _one(category),
-            "label": CATEGORIES[category][1],
-            "attribute": attribute,
-            "limit": limit,
-        },
-        goal=Goal(changes=colours[0], alternatives=tuple(colours[1:])),
-        script=(
-            Click(f"cat-{category}", f"I open {category}."),
-            Click(f"f-attribute-{attribute.replace(' ', '')}", f"I filter by {attribute}."),
-            Click(f"f-max-{limit}", f"The price limit is ${limit}."),
-            Choose("sort", "rating", "The best-rated shall come first."),
-            Click(f"p-{p.sku}", f"{p.name} leads with {p.stars} stars."),
-            *_put(p, p.colours[0]),
-        ),
-        decoys=(
-            Decoy(name="the second best", changes={_default_key(second): 1}),
-            Decoy(name="too expensive", changes={_default_key(over): 1}),
-        ),
-    )
-
-
-def _each_colour(p: Product) -> list[dict[str, int]]:
-    """What the cart may hold where any colour will do."""
-    return [{cart_key(p, colour, p.sizes[0] if p.sizes else ""): 1} for colour in p.colours]
-
-
-@templates.add(
-    "Order the {name} in {colour} with {shipping} shipping to {person}, {street}, {city}, {zip}.",
-    "Buy one {colour} {name}. Deliver to {person}, {street}, {city}, postcode {zip}; shipping: {shipping}.",
-    "Place an order, please: {name}, {colour}, one piece, {shipping} shipping, to {person}, {street}, {city} ({zip}).",
-    level=3,
-)
-def checkout(shop: Shop, rng: random.Random) -> Case:
-    p = rng.choice([p for p in shop.products if not p.sizes])
-    colour, way = rng.choice(p.colours), rng.choice(list(SHIPPING))
-    person = f"{rng.choice(('Mara', 'Theo', 'Lina', 'Emil'))} {rng.choice(('Holm', 'Brandt', 'Sato', 'Okoye'))}"
-    street = f"{rng.choice(('Mill Lane', 'Harbour Road', 'Elm Street'))} {rng.randint(1, 99)}"
-    city, code = rng.choice(("Brookfield", "Eastport", "Linden")), str(rng.randint(10000, 99999))
-    order = {
-        "items": {cart_key(p, colour, "").removeprefix("cart/"): 1},
-        "to": {"name": Like(person), "street": Like(street), "city": Like(city), "zip": code},
-        "shipping": way,
-        "total": p.cents + SHIPPING[way][1],
-    }
-    other_way = next(w for w in SHIPPING if w != way)
-    wrong = next(c for c in p.colours if c != colour)
-    return Case(
-        words={
-            "name": p.name,
-            "colour": colour,
-            "shipping": way,
-            "person": person,
-            "street": street,
-            "city": city,
-            "zip": code,
-        },
-        goal=Goal(changes={"order/1": order}),
-        script=(
-            *_find(p),
-            *_put(p, colour),
-            Click("checkout", "The cart holds the right thing; on to the checkout."),
-            Fill("name", person, "Name of the recipient."),
-            Fill("street", street, "The street."),
-            Fill("city", city, "The city."),
-            Fill("zip", code, "The postcode."),
-            Click(f"shipping-{way}", f"Shipping shall be {way}."),
-            Click("review", "All fields are filled."),
-            Click("place", "Everything is right on the summary; I place the order."),
-        ),
-        decoys=(
-            Decoy(name="only in the cart", changes={cart_key(p, colour, ""): 1}),
-            Decoy(name="wrong shipping", changes={"order/1": {**order, "shipping": other_way}}),
-            Decoy(
-                name="wrong colour",
-                changes={"order/1": {**order, "items": {cart_key(p, wrong, "").removeprefix("cart/"): 1}}},
-            ),
-            Decoy(
-                name="wrong postcode", changes={"order/1": {**order, "to": {**order["to"], "zip": code[::-1] + "0"}}}
-            ),
-        ),
-    )
-
-
-@templates.add(
-    "Which is cheaper, the {a} or the {b}? Put the cheaper one on the wishlist.",
-    "Compare the prices of the {a} and the {b} and save the less expensive one to the wishlist.",
-    "Save to my wishlist whichever costs less: {a} or {b}.",
-    level=3,
-    held_out=True,
-)
-def compare(shop: Shop, rng: random.Random) -> Case:
-    a = _single(shop, rng)
-    b = rng.choice(_others(shop, a))
-    low, high = sorted((a, b), key=lambda p: p.cents)
-    return Case(
-        words={"a": a.name, "b": b.name},
-        goal=Goal(changes={f"wish/{low.sku}": True}, facts=(f"product:{a.sku}", f"product:{b.sku}")),
-        script=(
-            *_find(high),
-            Read("price", f"The {high.name} costs {high.price}."),
-            *_find(low),
-            Read("price", f"The {low.name} costs {low.price}, which is less than {high.price}."),
-            Click("wish", "So this is the one to save."),
-        ),
-        decoys=(
-            Decoy(name="the dearer one", changes={f"wish/{high.sku}": True}),
-            Decoy(name="both", changes={f"wish/{low.sku}": True, f"wish/{high.sku}": True}),
-            Decoy(name="looked at one only", facts=(f"product:{low.sku}",)),
-        ),
-    )
-
-
-@templates.add(
-    "Put the cheapest {one_a} and the cheapest {one_b} on the wishlist.",
-    "Save two things to the wishlist: the lowest-priced {one_a} and the lowest-priced {one_b}.",
-    "I am collecting bargains. Wishlist, please: cheapest {one_a}, cheapest {one_b}.",
-    level=3,
-)
-def two_bargains(shop: Shop, rng: random.Random) -> Case:
-    first, second = rng.sample(list(CATEGORIES), 2)
-    low = {c: min(shop.of(c), key=lambda p: p.cents) for c in (first, second)}
-    dear = sorted(shop.of(first), key=lambda p: p.cents)[1]
-    steps: list[Move] = []
-    for c in (first, second):
-        steps += [
-            Click("nav-home", "I go to the departments."),
-            *_browse(c, "price_up", "The cheapest shall come first."),
-            Click(f"p-{low[c].sku}", f"That is {low[c].name} for {low[c].price}."),
-            Click("wish", "I save it."),
-        ]
-    return Case(
-        words={"one_a": _one(first), "one_b": _one(second)},
-        goal=Goal(changes={f"wish/{p.sku}": True for p in low.values()}),
-        script=tuple(steps[1:]),
-        decoys=(
-            Decoy(
-                name="the second cheapest",
-                changes={f"wish/{dear.sku}": True, f"wish/{low[second].sku}": True},
-            ),
-        ),
-    )
-
-
 @templates.add(
     "How many {category} are in stock with {label} {attribute} and a rating of at least {stars} stars?",
     "Count the {category} whose {label} is {attribute} and that have {stars} stars or more.",
@@ -521,16 +344,3 @@ def count_filtered(shop: Shop, rng: random.Random) -> Case:
             Decoy(name="off by one", said=f"There are {n + 1}."),
         ),
     )
-
-
-SITE = Site(
-    name="shop",
-    title="Fernhill",
-    about="a shop: search, facets, sort, variants, reviews, cart, wishlist, checkout",
-    skins=(PLAIN, DUSK, PAPER),
-    templates=templates,
-    routes=pages.routes,
-    build=data.build,
-    start=pages.start,
-    menu=(("wishlist", "Wishlist", "/wishlist"), ("cart", "Cart", "/cart")),
-)
