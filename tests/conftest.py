@@ -40,11 +40,12 @@ if importlib.util.find_spec("jaxtyping") and importlib.util.find_spec("beartype"
 
     install_import_hook(list(SHAPE_CHECKED), "beartype.beartype")
 
-_LEFT_OUT = pytest.StashKey[int]()
+_LEFT_OUT = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-torch", action="store_true", help="run as if PyTorch were not installed")
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow (minutes each)")
 
 
 class _WithoutTorch(importlib.machinery.PathFinder):
@@ -62,23 +63,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked `torch` where there is none; the closing lines say how many."""
-    if importlib.util.find_spec("torch") is not None:
-        return
-    kept, left_out = [], []
-    for item in items:
-        (left_out if item.get_closest_marker("torch") else kept).append(item)
-    if left_out:
-        items[:] = kept
-        config.hook.pytest_deselected(items=left_out)
-        config.stash[_LEFT_OUT] = len(left_out)
+    """Leave out the slow tests unless asked for, and those marked `torch` where there is none; the end says how many."""
+    left_out = {}
+    if not (config.getoption("--slow") or config.getoption("-m")):
+        left_out["slow"] = "slow tests were left out: give --slow to run them."
+    if importlib.util.find_spec("torch") is None:
+        why = "--no-torch was given" if config.getoption("--no-torch") else "torch is not installed here"
+        left_out["torch"] = f"tests that compare with PyTorch were left out: {why}."
+    lines = config.stash.setdefault(_LEFT_OUT, [])
+    for marker, reason in left_out.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked:
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=marked)
+            lines.append(f"{len(marked)} {reason}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    count = config.stash.get(_LEFT_OUT, 0)
-    if count:
-        why = "--no-torch was given" if config.getoption("--no-torch") else "torch is not installed here"
-        terminalreporter.write_line(f"{count} tests that compare with PyTorch were left out: {why}.")
+    for line in config.stash.get(_LEFT_OUT, []):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

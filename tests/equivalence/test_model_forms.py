@@ -23,12 +23,12 @@ from owrl_jax.sharding import TRAIN_RULES, MeshConfig, Sharder, make_mesh
 IMAGE = 100
 
 
-def config(moe: bool = False, layers: int = 5, tied: bool = True) -> ModelConfig:
+def config(moe: bool = False, layers: int = 4, tied: bool = True) -> ModelConfig:
     text = TextConfig(
         vocab=128, model=64, layers=layers, heads=4, kv_heads=2, head_dim=16, mlp=96, mrope_section=(4, 2, 2),
         tied=tied, moe=MoEConfig(experts=8, top_k=2, mlp=32) if moe else None,
     )  # fmt: skip
-    vision = VisionConfig(depth=4, model=32, heads=2, mlp=64, out=64, taps=(0, 1, 2), positions=6)
+    vision = VisionConfig(depth=2, model=32, heads=2, mlp=64, out=64, taps=(0, 1), positions=6)
     return ModelConfig(text=text, vision=vision, image_token=IMAGE)
 
 
