@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the slow tests unless asked for, and those marked `torch` where there is none; the end says how many."""
+    """Leave out slow tests unless asked for, and those marked `torch` where there is none; the end says how many."""
     left_out = {}
     if not (config.getoption("--slow") or config.getoption("-m")):
         left_out["slow"] = "slow tests were left out: give --slow to run them."
