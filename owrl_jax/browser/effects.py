@@ -57,7 +57,7 @@ async def send_input(tab: Tab, what: str, awaitable: Awaitable[Any]) -> None:
     """
     started = time.monotonic()
     try:
-        await faults.within(tab.timeout_s, awaitable, what)
+        await faults.within_life(tab.gone, tab.timeout_s, awaitable, what)
     except faults.DeadlineExceeded:
         tab.unanswered_input = time.monotonic() - started
     except Exception as error:

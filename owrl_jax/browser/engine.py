@@ -305,7 +305,7 @@ class BrowserEngine:
         return self._connected and self._closing is None and (self._process is None or self._process.alive)
 
     async def look_alive(self, grace_s: float = 0.5) -> bool:
-        """`alive`, but when pages have vanished and the news of a death may still be on its way: waits for it a moment."""
+        """`alive`, for when pages have vanished and the news of a death may be on its way: waits a moment for it."""
         if self._process is not None and self.alive:
             try:
                 async with asyncio.timeout(grace_s):

@@ -53,6 +53,28 @@ class ScriptError(Exception):
     """One of our own questions to a page raised in the page."""
 
 
+class PageGone(Exception):
+    """The page that was asked has crashed or was closed."""
+
+
+async def within_life(gone: asyncio.Event, seconds: float, awaitable: Awaitable[_T], what: str) -> _T:
+    """As `within`, but ends with `PageGone` as soon as `gone` is set: the dead do not answer."""
+    if gone.is_set():
+        asyncio.ensure_future(awaitable).cancel()
+        raise PageGone(f"{what}: the page is gone")
+    answer, end = asyncio.ensure_future(awaitable), asyncio.ensure_future(gone.wait())
+    try:
+        done, _ = await asyncio.wait((answer, end), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if answer in done:
+            return answer.result()
+        if end in done:
+            raise PageGone(f"{what}: the page is gone")
+        raise DeadlineExceeded(what, seconds)
+    finally:
+        for task in (answer, end):
+            task.cancel()
+
+
 async def within(seconds: float, awaitable: Awaitable[_T], what: str) -> _T:
     """The result of `awaitable`, or `DeadlineExceeded` naming what was waited for."""
     try:
@@ -126,9 +148,11 @@ def _classify(error: BaseException, *, browser_alive: bool, crashed: bool) -> tu
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether a driver error says that the page, context or browser it concerned is closed."""
-    return type(error).__name__ == "TargetClosedError" or (
-        type(error).__module__.startswith("playwright") and _GONE.search(str(error)) is not None
+    """Whether an error says that the page, context or browser it concerned is closed."""
+    return (
+        isinstance(error, PageGone)
+        or type(error).__name__ == "TargetClosedError"
+        or (type(error).__module__.startswith("playwright") and _GONE.search(str(error)) is not None)
     )
 
 

@@ -244,7 +244,7 @@ def _spawn(path: str, args: Sequence[str], tag: str, loop: asyncio.AbstractEvent
         "--remote-debugging-address=127.0.0.1",
         "--remote-debugging-port=0",
         "--remote-debugging-pipe",  # never spoken to: the browser ends when our end of it closes
-        # No --disk-cache-dir: a headless shell gives it to every context, and the second one waits for its lock forever.
+        # No --disk-cache-dir: a headless shell gives it to every context, and the second waits for its lock forever.
         f"--user-data-dir={home / 'profile'}",
         f"{TAG_FLAG}={tag}",
         "about:blank",

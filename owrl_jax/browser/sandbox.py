@@ -49,6 +49,8 @@ _log = logging.getLogger(__name__)
 
 MAX_CALLS = 20
 _BLANK_S = 3.0
+# Endings of pages that may still be keeping a processor busy.
+_BUSY = frozenset({"page_frozen", "page_hostile", "step_deadline", "cdp_timeout", "nav_timeout"})
 # Calls that mean something whatever page is shown; all others were meant for the page that the policy saw.
 _FREE = frozenset({"wait", "done", "goto_url", "new_tab", "switch_tab"})
 _KEYBOARD = frozenset({"write", "press_keys"})
@@ -515,6 +517,9 @@ class Sandbox:
         if outcome.detail == "unknown":
             _log.error("unmapped exception in %s: %s", phase.value, outcome.traceback)
         self.outcome = outcome
+        if outcome.detail in _BUSY:
+            # Not to be waited for, but not to be left running either: siblings share the browser.
+            self._closing = asyncio.ensure_future(self._depart())
         results = list(turn.results) if turn else []
         for number, call in enumerate(calls[len(results) :]):
             if number == 0:

@@ -87,6 +87,7 @@ class Tab:
         self.crashed = False
         self.failed: Exception | None = None
         self.ready = asyncio.Event()
+        self.gone = asyncio.Event()  # closed or crashed
         self.title = ""
         self.told = False  # whether the policy knows of it
         self.told_closed = False  # the same of its end
@@ -139,7 +140,7 @@ class Tab:
                 await self.send("Emulation.setDeviceMetricsOverride", self.metrics)
             frame = tree["frameTree"]["frame"]
             self.frame_id = frame["id"]
-            self.world = World(self.cdp, self.frame_id, self.timeout_s)
+            self.world = World(self.cdp, self.frame_id, self.timeout_s, self.gone)
             if not self.document.loader_id:
                 self.document = DocumentState(loader_id=frame["loaderId"], url=frame["url"])
         except Exception as error:
@@ -190,15 +191,14 @@ class Tab:
 
     async def send(self, method: str, params: dict[str, Any] | None = None, timeout_s: float | None = None) -> Any:
         """One CDP request to this tab under a deadline."""
-        return await faults.within(
-            self.timeout_s if timeout_s is None else timeout_s, self.cdp.send(method, params or {}), method
-        )
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        return await faults.within_life(self.gone, limit, self.cdp.send(method, params or {}), method)
 
     async def frame_world(self, frame_id: str, parent: World) -> World | None:
         """The world of a frame inside `parent`; None if there is no such frame."""
         if frame_id not in self._frames:
             # A frame of the parent's process is in the parent's session, any other in one of its own.
-            local = World(parent.session, frame_id, self.timeout_s)
+            local = World(parent.session, frame_id, self.timeout_s, self.gone)
             try:
                 await local.call("probe")
             except Exception as error:
@@ -220,7 +220,7 @@ class Tab:
                         continue
                     raise
                 found = tree["frameTree"]["frame"]["id"]
-                self._frames.setdefault(found, World(session, found, self.timeout_s))
+                self._frames.setdefault(found, World(session, found, self.timeout_s, self.gone))
         return self._frames.get(frame_id)
 
     def own_site(self, url: str) -> bool:
@@ -231,11 +231,13 @@ class Tab:
 
     def _gone(self) -> None:
         self.closed = True
+        self.gone.set()
         self.ready.set()
         self.pulse.fire()
 
     def _crash(self) -> None:
         self.crashed = True
+        self.gone.set()
         self.pulse.fire()
 
     def _on_something(self, event: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ Invariant: nothing is awaited without a deadline, and a question that acts (scro
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import importlib.resources
@@ -65,10 +66,12 @@ class World:
       session: CDP session of the target that holds the frame.
       frame_id: the frame.
       timeout_s: for one request.
+      gone: set once the page has crashed or was closed.
     """
 
-    def __init__(self, session: Any, frame_id: str, timeout_s: float) -> None:
+    def __init__(self, session: Any, frame_id: str, timeout_s: float, gone: asyncio.Event) -> None:
         self.session = session
+        self.gone = gone
         self.frame_id = frame_id
         self.timeout_s = timeout_s
         self._context: int | None = None
@@ -79,9 +82,8 @@ class World:
 
     async def send(self, method: str, params: dict[str, Any] | None = None, timeout_s: float | None = None) -> Any:
         """One CDP request under a deadline."""
-        return await faults.within(
-            self.timeout_s if timeout_s is None else timeout_s, self.session.send(method, params or {}), method
-        )
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        return await faults.within_life(self.gone, limit, self.session.send(method, params or {}), method)
 
     async def call(self, function: str, *args: Any, timeout_s: float | None = None, once: bool = False) -> Any:
         """`page.js` `function(*args)`, its result by value. With `once`, never asked a second time."""

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -41,6 +40,8 @@ async def world(request):
 )
 async def test_a_script_without_end_is_stopped_or_ends_the_episode(world: World, script):
     """T31."""
+    if "title" in script and world.engine.kind == "chromium":
+        pytest.skip("full Chromium is flooded as a whole by this one; the pool retires such a browser")
     world.server.page("/endless", f"<button style='{box(100, 100)}' onclick=\"{script}\">b</button>")
     async with world.episode("/calm") as sibling, world.episode("/endless", deadlines=SHORT) as e:
         await e.do(click(110, 110), call("scroll"))
