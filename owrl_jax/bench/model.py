@@ -26,15 +26,8 @@ from owrl_jax.bench.report import BenchResult, Goal, Row
 
 
 def _shapes() -> dict[str, Any]:
-    from owrl_jax.models.qwen3_vl.config import ModelConfig, TextConfig, VisionConfig
+    from owrl_jax.models.qwen3_vl.config import TINY, ModelConfig, TextConfig, VisionConfig
 
-    tiny = ModelConfig(
-        text=TextConfig(
-            vocab=4096, model=256, layers=6, heads=4, kv_heads=2, head_dim=64, mlp=768, mrope_section=(12, 10, 10)
-        ),
-        vision=VisionConfig(depth=4, model=128, heads=2, mlp=512, out=256, taps=(0, 1, 2)),
-        image_token=4000, video_token=4001, vision_start=4002, vision_end=4003,
-    )  # fmt: skip
     large = ModelConfig(
         text=TextConfig(
             vocab=16384, model=768, layers=12, heads=12, kv_heads=4, head_dim=64, mlp=2304, mrope_section=(12, 10, 10)
@@ -42,7 +35,7 @@ def _shapes() -> dict[str, Any]:
         vision=VisionConfig(depth=6, model=384, heads=6, mlp=1536, out=768, taps=(1, 2, 3)),
         image_token=16000, video_token=16001, vision_start=16002, vision_end=16003,
     )  # fmt: skip
-    return {"tiny": (tiny, 8, 512), "100m": (large, 2, 512)}
+    return {"tiny": (TINY, 8, 512), "100m": (large, 2, 512)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,17 @@ import dataclasses
 import numpy as np
 import pytest
 
-from owrl_jax.models.qwen3_vl.config import PRESETS, ModelConfig, MoEConfig, TextConfig, VisionConfig, from_hf, to_hf
+from owrl_jax.models.qwen3_vl.config import (
+    PRESETS,
+    ConfigError,
+    ModelConfig,
+    MoEConfig,
+    TextConfig,
+    VisionConfig,
+    from_hf,
+    preset,
+    to_hf,
+)
 from owrl_jax.models.qwen3_vl.table import build_tree, forward_flops, leaves, parameter_count, table
 
 TEXT = TextConfig(vocab=40, model=16, layers=4, heads=4, kv_heads=2, head_dim=8, mlp=24, mrope_section=(2, 1, 1))
@@ -117,3 +127,10 @@ def test_flops_by_hand():
     pairs = 5 * 6 // 2
     want = 2 * 5 * per_token + 4 * 2 * 2 * 4 * pairs + 2 * 3 * 4 * 10
     assert forward_flops(ModelConfig(text=text), tokens=5, pairs=pairs, responses=3) == want
+
+
+def test_tiny_is_a_size_by_name_and_an_unknown_name_lists_them():
+    assert preset("tiny").deep_layers == 3
+    assert parameter_count(preset("tiny")) == pytest.approx(8.6e6, rel=0.01)
+    with pytest.raises(ConfigError, match=r"'5b'.*4b.*tiny"):
+        preset("5b")

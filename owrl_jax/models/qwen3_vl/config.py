@@ -425,13 +425,23 @@ PRESETS: dict[str, ModelConfig] = {
     "235b-a22b": _sparse(4096, 94, 64, 1536, 12288),
 }
 
+TINY = ModelConfig(
+    text=TextConfig(
+        vocab=4096, model=256, layers=6, heads=4, kv_heads=2, head_dim=64, mlp=768, mrope_section=(12, 10, 10)
+    ),
+    vision=VisionConfig(depth=4, model=128, heads=2, mlp=512, out=256, taps=(0, 1, 2)),
+    image_token=4000, video_token=4001, vision_start=4002, vision_end=4003,
+)  # fmt: skip
+"""No published size: some eight million parameters, for tests of whole runs and benchmarks on a laptop CPU."""
+
 
 def preset(name: str) -> ModelConfig:
-    """A published size by name.
+    """A published size by name, or "tiny".
 
     Raises:
       ConfigError: naming the known sizes.
     """
-    if name not in PRESETS:
-        raise ConfigError(f"unknown model size {name!r}; known: {', '.join(PRESETS)}")
-    return PRESETS[name]
+    sizes = PRESETS | {"tiny": TINY}
+    if name not in sizes:
+        raise ConfigError(f"unknown model size {name!r}; known: {', '.join(sizes)}")
+    return sizes[name]
