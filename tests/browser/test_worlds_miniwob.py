@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from owrl_jax.worlds import make_task, miniwob
@@ -18,12 +20,17 @@ def _trial() -> Trial:
 
 
 async def _look(trial: Trial, name: str, seed: int) -> tuple[str, str]:
+    """Instruction and document of one visit; without the settling of a reset, since there are many."""
     visit = await trial.worlds.open(make_task("miniwob", name, seed))
-    result = await trial.sandbox.reset(visit.task)
-    assert result.outcome is None, (name, result.outcome)
-    assert visit.instruction == visit.episode.instruction != "", name
+    page = trial.sandbox.stage.active.page  # type: ignore[union-attr]
+    await page.goto(visit.start_url, wait_until="load")
+    for _ in range(500):
+        if visit.episode.instruction:
+            break
+        await asyncio.sleep(0.01)
+    assert visit.episode.instruction != "", name
     assert "[object" not in visit.instruction, name
-    return visit.instruction, await trial.sandbox.stage.active.page.evaluate(_DOCUMENT)  # type: ignore[union-attr]
+    return visit.instruction, await page.evaluate(_DOCUMENT)
 
 
 async def test_solved_with_our_tools() -> None:
@@ -60,10 +67,23 @@ async def test_zoomed_for_a_large_viewport() -> None:
             assert result.solved, (name, result.why)
 
 
+async def test_the_sandbox_opens_tasks_that_look_like_something_else() -> None:
+    """Login forms and the like are no walls here."""
+    async with _trial() as trial:
+        for name in ("login-user-popup", "social-media", "buy-ticket"):
+            visit = await trial.worlds.open(make_task("miniwob", name, 3))
+            result = await trial.sandbox.reset(visit.task)
+            assert result.outcome is None, (name, result.outcome)
+            assert visit.instruction == visit.episode.instruction != ""
+
+
 @pytest.mark.slow
 async def test_every_task_loads_and_the_steady_ones_are_the_same_twice() -> None:
     async with _trial() as trial:
-        differ = {name for name in miniwob.tasks() if await _look(trial, name, 3) != await _look(trial, name, 3)}
+        first = await trial.worlds.open(make_task("miniwob", "click-test", 0))
+        await trial.sandbox.reset(first.task)
+        async with trial.sandbox.stage.camera.running():  # type: ignore[union-attr]  # pages need frames to start
+            differ = {name for name in miniwob.tasks() if await _look(trial, name, 3) != await _look(trial, name, 3)}
     assert differ <= miniwob.NON_DETERMINISTIC
     assert len(miniwob.tasks()) - len(miniwob.NON_DETERMINISTIC) >= 100
 
@@ -71,5 +91,5 @@ async def test_every_task_loads_and_the_steady_ones_are_the_same_twice() -> None
 @pytest.mark.slow
 async def test_every_solver_solves() -> None:
     async with _trial() as trial:
-        results = {(n, s): await trial.run(make_task("miniwob", n, s)) for n in SOLVERS for s in (3, 4)}
+        results = {name: await trial.run(make_task("miniwob", name, 3)) for name in SOLVERS}
     assert not {k: (r.why, r.turns) for k, r in results.items() if not r.solved}

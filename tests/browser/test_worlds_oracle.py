@@ -121,5 +121,5 @@ async def test_random_calls_solve_nothing_above_level_one() -> None:
 @pytest.mark.parametrize("name", registry.OWN)
 async def test_every_template_is_solved(name: str) -> None:
     async with Trial(registry.site(name).viewport) as trial:
-        tasks = [make_task(name, kind, seed) for kind in registry.templates(name) for seed in (2, 9)]
+        tasks = [make_task(name, kind, 9) for kind in registry.templates(name)]
         await _all_solved(trial, tasks)
