@@ -77,11 +77,22 @@
     return "";
   }
 
+  // Where a link leads. In SVG `href` is an object that holds the text as it was written.
+  function linkOf(el) {
+    const href = el.href;
+    if (typeof href === "string") return href;
+    try {
+      return new URL(href.baseVal, document.baseURI).href;
+    } catch {
+      return "";
+    }
+  }
+
   function facts(el) {
     const tag = tagOf(el), kind = editableKind(el), hidden = secret(el);
     const out = {
       tag, type: el.type && typeof el.type === "string" ? el.type : attr(el, "type"), role: attr(el, "role"),
-      label: labelOf(el, 80), id: el.id || "", name: attr(el, "name"), href: tag === "a" ? el.href : "",
+      label: labelOf(el, 80), id: el.id || "", name: attr(el, "name"), href: tag === "a" ? linkOf(el) : "",
       autocomplete: attr(el, "autocomplete"), inputmode: attr(el, "inputmode"), placeholder: attr(el, "placeholder"),
       maxlength: Number.isInteger(el.maxLength) && el.maxLength >= 0 ? el.maxLength : null,
       title: attr(el, "title"), classes: attr(el, "class").slice(0, 200), target: attr(el, "target"),

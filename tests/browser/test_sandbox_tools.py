@@ -57,6 +57,20 @@ async def test_the_picture_shows_the_page(world):
         assert e.pixel(150, 70) == (255, 0, 0)
 
 
+async def test_a_link_in_a_drawing_can_be_clicked(world):
+    """An SVG link's `href` is no string: the click must land, and a refused scheme must still be refused."""
+    svg = "<svg width=400 height=400 style='position:absolute;left:0;top:0'>"
+    for name, target in (("map", "/pinned"), ("bad", "file:///etc/hostname")):
+        world.server.page(f"/{name}", f"{svg}<a href='{target}'><rect width=400 height=400 fill=teal /></a></svg>")
+    world.server.page("/pinned", "<h1>pinned</h1>")
+    async with world.episode("/map") as e:
+        await e.one("click", point_2d=[100, 100])
+        assert e.ok and e.observation.active_tab.url.endswith("/pinned")
+    async with world.episode("/bad") as e:
+        await e.one("click", point_2d=[100, 100])
+        assert not e.ok and e.observation.active_tab.url.endswith("/bad")
+
+
 STRANGE_POINTS = [
     ([5000, 5000], CallStatus.FAILED),
     ([-5, -5], CallStatus.OK),

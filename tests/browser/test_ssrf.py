@@ -8,6 +8,7 @@ that the proxy recorded or by the page's own report; a case that never fires pro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,9 @@ async def test_the_secret_server_is_never_reached(engine):
             assert tried or name in MAY_STAY_SILENT, f"{name} never asked the proxy"
             for open_page in rig.context.pages:
                 if open_page is not rig.page:
-                    await open_page.close()
+                    # Closing a popup of a refused page has been seen to hang in the headless shell; not what is asked here.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(open_page.close(), 5.0)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda p: Path(p).name)
