@@ -25,15 +25,15 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from owrl_jax.browser.source import NoSandbox
-from owrl_jax.outcome import Outcome, Owner, Phase, Reason, from_exception
+from owrl_jax.outcome import Outcome, Phase, Reason
 from owrl_jax.pool.fleet import Engine, Fleet, FleetConfig, FleetCounts
+from owrl_jax.pool.leased import LeasedSandbox, Sandbox, lost_outcome
 from owrl_jax.pool.leases import Audit, BrowserState, Lease, LeaseBook
 from owrl_jax.pool.pressure import Load, PressureConfig, PressureGauge, PressureReading, host_load
-from owrl_jax.types import CallResult, CallStatus, StepResult, Task, ToolCall
 
 _log = logging.getLogger(__name__)
 
@@ -49,14 +49,6 @@ _SUSPICIOUS = frozenset(
         "sandbox_timeout",
     }
 )
-
-
-class Sandbox(Protocol):
-    """What the pool asks of a sandbox (`browser.sandbox.Sandbox` in real life)."""
-
-    async def reset(self, task: Task) -> StepResult: ...
-    async def step(self, calls: Sequence[ToolCall]) -> StepResult: ...
-    async def close(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,89 +120,6 @@ class ResolvedSizes:
     max_browsers: int
     min_ready: int
     launch_parallel: int
-
-
-class LeasedSandbox:
-    """One episode's sandbox: the sandbox protocol with a lease around it. Made by `SandboxPool.acquire` alone."""
-
-    def __init__(self, pool: SandboxPool, lease: Lease, inner: Sandbox) -> None:
-        self._pool = pool
-        self._inner = inner
-        self._lost: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.lease = lease
-        self.outcome: Outcome | None = None
-
-    @property
-    def released(self) -> bool:
-        """Whether the lease has been given back, or is being given back."""
-        return self._pool.is_released(self.lease)
-
-    @property
-    def inner(self) -> Any:
-        """The sandbox itself, for what the protocol does not have (recording, tests)."""
-        return self._inner
-
-    def heartbeat(self) -> bool:
-        """Keeps the lease alive; False if it is over."""
-        return self._pool.heartbeat(self.lease)
-
-    def finish(self, outcome: Outcome) -> Outcome:
-        """Says how the episode ended (step budget, cancelled …). The first word stands; returns the one that does."""
-        if self.outcome is None:
-            self.outcome = outcome
-        return self.outcome
-
-    async def reset(self, task: Task) -> StepResult:
-        """The start page of `task`, or an outcome that says why there is none."""
-        return await self._guarded(self._inner.reset, task, calls=(), phase=Phase.RESET)
-
-    async def step(self, calls: Sequence[ToolCall]) -> StepResult:
-        """Runs the calls of one turn; once the episode is over they are skipped and its outcome comes again."""
-        return await self._guarded(self._inner.step, calls, calls=calls, phase=Phase.STEP)
-
-    async def close(self) -> None:
-        """Gives the sandbox back. Any number of times, from anywhere; finishes even if the caller is cancelled."""
-        await self._pool.release(self)
-
-    async def _guarded(
-        self, act: Callable[[Any], Awaitable[StepResult]], argument: Any, *, calls: Sequence[ToolCall], phase: Phase
-    ) -> StepResult:
-        if self.outcome is None and not self.heartbeat():
-            self.finish(_lost_outcome("the lease ended before this call: no heartbeat, or given back"))
-        if self.outcome is not None:
-            return _refused(calls, self.outcome)
-        work = asyncio.ensure_future(act(argument))
-        try:
-            await asyncio.wait({work, self._lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():  # the lease was lost while the sandbox was at work
-                return _refused(calls, self.finish(dataclasses.replace(self._lost.result(), phase=phase)))
-            result = work.result()
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the sandbox promises outcomes: a bug of ours, logged as one
-            _log.exception("a sandbox raised instead of ending with an outcome")
-            outcome = from_exception(
-                error, reason=Reason.SANDBOX_ERROR, detail="unknown", owner=Owner.SANDBOX, phase=phase
-            )
-            return _refused(calls, self.finish(outcome))
-        finally:
-            if not work.done():
-                work.cancel()
-                await asyncio.wait({work}, timeout=1.0)
-        self.heartbeat()
-        if self.outcome is None and result.outcome is not None and result.outcome.owner is Owner.SITE:
-            # Seen from inside, a browser that dies or stops looks like a page that closes, crashes or says nothing.
-            fault = await self._pool.browser_fault(self.lease, result.outcome)
-            if fault is not None:
-                result = dataclasses.replace(result, outcome=self.finish(fault))
-        if result.outcome is not None and self.finish(result.outcome) is not result.outcome:
-            result = dataclasses.replace(result, outcome=self.outcome)
-        return result
-
-    def _lose(self, outcome: Outcome) -> None:
-        self.finish(outcome)
-        if not self._lost.done():
-            self._lost.set_result(outcome)
 
 
 class SandboxPool:
@@ -454,7 +363,7 @@ class SandboxPool:
             return task
         if not self._book.begin_release(lease.id):
             return asyncio.create_task(_nothing())  # given back and forgotten
-        sandbox._lose(
+        sandbox.lose(
             Outcome(
                 reason=Reason.CANCELLED, detail="operator", phase=Phase.RELEASE, message="given back without an ending"
             )
@@ -493,7 +402,7 @@ class SandboxPool:
         for lease in self._book.leases_of(generation):
             sandbox = self._live.get(lease.id)
             if sandbox is not None:
-                sandbox._lose(outcome)
+                sandbox.lose(outcome)
 
     async def _tick_for_ever(self) -> None:
         ticks = 0
@@ -507,7 +416,7 @@ class SandboxPool:
                     self._fleet.weigh()
                 for lease in self._book.expired():
                     sandbox = self._live[lease.id]
-                    sandbox._lose(_lost_outcome(f"no sign of life from its holder for {lease.ttl_s:.0f} s"))
+                    sandbox.lose(lost_outcome(f"no sign of life from its holder for {lease.ttl_s:.0f} s"))
                     self._begin_release(sandbox)
                 self._dispatch()
             except Exception:  # noqa: BLE001 - one bad look must not stop the clock; the log has the traceback
@@ -520,7 +429,7 @@ class SandboxPool:
             await asyncio.wait({self._ticker})
         shutdown = Outcome(reason=Reason.CANCELLED, detail="shutdown", phase=Phase.RELEASE, message="pool is closing")
         for sandbox in list(self._live.values()):
-            sandbox._lose(shutdown)
+            sandbox.lose(shutdown)
             self._begin_release(sandbox)
         while self._releases:
             await asyncio.wait(set(self._releases.values()))
@@ -548,17 +457,6 @@ class SandboxPool:
             )
         up = self._book.generations(BrowserState.READY, BrowserState.LEASED)
         return f"no browser has room ({len(up)} up, {self._fleet.counts.launch_failures} launches failed)"
-
-
-def _refused(calls: Sequence[ToolCall], outcome: Outcome) -> StepResult:
-    """The answer to calls that were not run, or whose run was cut off, because the episode is over."""
-    line = f"Not run to its end: the episode is over ({outcome.key})."
-    results = tuple(CallResult(name=call.name, status=CallStatus.SKIPPED, feedback=line) for call in calls)
-    return StepResult(results=results, observation=None, outcome=outcome)
-
-
-def _lost_outcome(message: str) -> Outcome:
-    return Outcome(reason=Reason.SANDBOX_ERROR, detail="lease_lost", message=message)
 
 
 async def _nothing() -> None:

@@ -13,9 +13,9 @@ from owrl_jax.browser.config import EngineConfig, SandboxConfig
 from owrl_jax.browser.process import TAG_FLAG
 from owrl_jax.browser.safety import Safety
 from owrl_jax.outcome import Outcome
+from owrl_jax.pool import SandboxPoolConfig
 from owrl_jax.pool.local import browser_pool
 from owrl_jax.pool.pressure import PressureConfig
-from owrl_jax.pool.sandboxes import SandboxPoolConfig
 from owrl_jax.types import Observation, StepResult, Task, ToolCall
 
 # Tests share two cores with much else: admission by processor load would make them wait for strangers.

@@ -27,7 +27,7 @@ from owrl_jax.browser.config import Deadlines, EngineConfig
 from owrl_jax.browser.episodes import EpisodeService
 from owrl_jax.browser.server import ServerConfig, build_app
 from owrl_jax.outcome import Outcome, Owner, Reason
-from owrl_jax.pool.sandboxes import LeasedSandbox, NoSandbox, SandboxPool
+from owrl_jax.pool import LeasedSandbox, NoSandbox, SandboxPool
 from owrl_jax.types import StepResult
 from tests.browser.pool_world import click, eventually, freeze, fresh_tag, kill, local_sandbox, observed, pool_on, task
 

@@ -17,7 +17,7 @@ import pytest
 from owrl_jax.bench._browser_pages import COUNT, Answer, PageServer
 from owrl_jax.browser.config import Deadlines
 from owrl_jax.browser.process import TAG_FLAG, sweep
-from owrl_jax.pool.sandboxes import NoSandbox
+from owrl_jax.pool import NoSandbox
 from tests.browser.pool_world import (
     NO_CPU_LIMIT,
     click,

@@ -10,8 +10,8 @@ import random
 import pytest
 
 from owrl_jax.outcome import Outcome, Reason
+from owrl_jax.pool import NoSandbox, SandboxPool, SandboxPoolConfig
 from owrl_jax.pool.pressure import Load, PressureConfig
-from owrl_jax.pool.sandboxes import NoSandbox, SandboxPool, SandboxPoolConfig
 from owrl_jax.types import Observation, StepResult, Tab, Task, ToolCall
 
 TASK = Task(id="t", instruction="look", start_url="http://127.0.0.1/")
