@@ -176,7 +176,9 @@ def _place(facts: PageFacts) -> Wall | None:
 
 
 def _blank(facts: PageFacts) -> Wall | None:
-    """Nothing to see and nothing to do, though the page has loaded."""
+    """Nothing to see and nothing to do, though the page has loaded. A PDF or a picture has no elements and is no blank."""
+    if "html" not in facts.headers.get("content-type", "text/html"):
+        return None
     if facts.truncated or facts.text_chars > 20 or (facts.text_chars > 0 and facts.elements < 10):
         return None
     if facts.links or facts.fields or facts.media or facts.buttons or any(f.share > 0.02 for f in facts.frames):

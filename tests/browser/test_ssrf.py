@@ -154,7 +154,7 @@ async def test_the_secret_server_is_never_reached(engine):
             assert tried or name in MAY_STAY_SILENT, f"{name} never asked the proxy"
             for open_page in rig.context.pages:
                 if open_page is not rig.page:
-                    # Closing a popup of a refused page has been seen to hang in the headless shell; not what is asked here.
+                    # A popup of a refused page has been seen not to close in the headless shell; not asked here.
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(open_page.close(), 5.0)
 
