@@ -176,7 +176,7 @@ def _place(facts: PageFacts) -> Wall | None:
 
 
 def _blank(facts: PageFacts) -> Wall | None:
-    """Nothing to see and nothing to do, though the page has loaded. A PDF or a picture has no elements and is no blank."""
+    """Nothing to see and nothing to do, though the page has loaded. A PDF has no elements and is no blank page."""
     if "html" not in facts.headers.get("content-type", "text/html"):
         return None
     if facts.truncated or facts.text_chars > 20 or (facts.text_chars > 0 and facts.elements < 10):
