@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from owrl_jax.browser.config import Deadlines, EngineConfig, SandboxConfig, SettleCaps
     from owrl_jax.browser.engine import BrowserBinary, BrowserEngine, BrowserMissing, find_browser
-    from owrl_jax.browser.sandbox import Sandbox, SandboxProtocol
+    from owrl_jax.browser.sandbox import Sandbox
+    from owrl_jax.browser.turn import SandboxProtocol
 
 __all__ = [
     "BrowserBinary",
@@ -28,7 +29,8 @@ __all__ = [
 _MODULE_OF = {
     **dict.fromkeys(("Deadlines", "EngineConfig", "SandboxConfig", "SettleCaps"), "config"),
     **dict.fromkeys(("BrowserBinary", "BrowserEngine", "BrowserMissing", "find_browser"), "engine"),
-    **dict.fromkeys(("Sandbox", "SandboxProtocol"), "sandbox"),
+    "Sandbox": "sandbox",
+    "SandboxProtocol": "turn",
 }
 
 

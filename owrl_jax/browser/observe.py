@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import logging
 import time
 from typing import Any
 
@@ -19,8 +20,9 @@ from owrl_jax.browser.config import SandboxConfig
 from owrl_jax.browser.settle import settle
 from owrl_jax.browser.stage import Stage
 from owrl_jax.browser.tabs import Tab
-from owrl_jax.outcome import Reason
 from owrl_jax.types import Observation, Screenshot, Settle
+
+_log = logging.getLogger(__name__)
 
 RECAPTURES = 3
 _OTHER_TAB_S = 0.5
@@ -97,11 +99,9 @@ async def look(stage: Stage, config: SandboxConfig, *, before: Snapshot | None, 
         return Look(
             observation=observation, snapshot=snap, css_width=float(probe["width"]), probe=probe, recaptures=attempt
         )
-    raise faults.Fault(
-        Reason.SANDBOX_ERROR,
-        "capture_failed",
-        f"the page never held still for a picture: {problem or 'it kept changing'}",
-    )
+    # It never held still long enough to be asked anything: a picture is better than nothing.
+    _log.info("only a picture of %s: %s", stage.active.url[:200], problem or "it kept changing")
+    return await _glance(stage, config, stage.active, settled)
 
 
 async def _once(stage: Stage, tab: Tab) -> tuple[Screenshot, Snapshot, dict[str, Any], bool]:
@@ -120,7 +120,7 @@ async def _once(stage: Stage, tab: Tab) -> tuple[Screenshot, Snapshot, dict[str,
 
 
 async def _glance(stage: Stage, config: SandboxConfig, tab: Tab, settled: Settle | None) -> Look:
-    """A picture alone, of a page on its way to another: until that answers, the browser passes it no questions."""
+    """A picture alone: until the next document has come, the browser passes a page on its way no questions."""
     shot = await stage.camera.take(tab)
     observation = Observation(
         screenshot=shot,

@@ -25,7 +25,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from urllib.parse import urlsplit
 
 from owrl_jax.agent.tools import CheckedCall, check_call
@@ -42,6 +42,7 @@ from owrl_jax.browser.settle import Settled, settle
 from owrl_jax.browser.stage import Stage
 from owrl_jax.browser.start import open_start_page
 from owrl_jax.browser.tabs import DocumentState, Tab
+from owrl_jax.browser.turn import SandboxProtocol, Turn, bare, result, shown_name, skipped
 from owrl_jax.outcome import Outcome, Phase, Reason
 from owrl_jax.types import CallResult, CallStatus, Observation, StepResult, Task, ToolCall
 
@@ -49,42 +50,12 @@ _log = logging.getLogger(__name__)
 
 MAX_CALLS = 20
 _BLANK_S = 3.0
+_PAGES = ("text/html", "application/xhtml+xml", "")  # a picture or a PDF is no wall
 # Endings of pages that may still be keeping a processor busy.
 _BUSY = frozenset({"page_frozen", "page_hostile", "step_deadline", "cdp_timeout", "nav_timeout"})
 # Calls that mean something whatever page is shown; all others were meant for the page that the policy saw.
 _FREE = frozenset({"wait", "done", "goto_url", "new_tab", "switch_tab"})
 _KEYBOARD = frozenset({"write", "press_keys"})
-
-
-@runtime_checkable
-class SandboxProtocol(Protocol):
-    """What every sandbox offers: this one, one over a CDP endpoint, one behind HTTP, a recording or leased one."""
-
-    async def reset(self, task: Task) -> StepResult:
-        """Begins an episode. The result has no `results`, and either an observation or an outcome."""
-        ...
-
-    async def step(self, calls: Sequence[ToolCall]) -> StepResult:
-        """Executes the calls of one turn, in order; one result per call."""
-        ...
-
-    async def close(self) -> None:
-        """Gives everything back. Idempotent, survives cancellation."""
-        ...
-
-
-@dataclasses.dataclass
-class _Turn:
-    """What one turn has come to so far."""
-
-    results: list[CallResult] = dataclasses.field(default_factory=list)
-    act_ms: float = 0.0
-    settle_ms: float = 0.0
-    settled: Settled | None = None
-    answer: str | None = None
-    stop: str = ""  # why nothing more is run
-    moved: str = ""  # why calls that were meant for the page seen are not run
-    keys: str = ""  # why keyboard calls are not run
 
 
 class Sandbox:
@@ -147,7 +118,7 @@ class Sandbox:
         async with self._busy:
             if self.outcome is not None:
                 return StepResult(
-                    results=tuple(_skipped(c, "the episode has ended") for c in calls),
+                    results=tuple(skipped(c, "the episode has ended") for c in calls),
                     observation=None,
                     outcome=self.outcome,
                 )
@@ -158,11 +129,11 @@ class Sandbox:
             if over is not None:
                 self.outcome = over
                 return StepResult(
-                    results=tuple(_skipped(c, "the time of the episode is used up") for c in calls),
+                    results=tuple(skipped(c, "the time of the episode is used up") for c in calls),
                     observation=None,
                     outcome=over,
                 )
-            turn = _Turn()
+            turn = Turn()
             checked = [check_call(call, base_url=self._url()) for call in calls]
             waits = sum(c.arguments["seconds"] for c in checked if isinstance(c, CheckedCall) and c.name == "wait")
             try:
@@ -269,7 +240,7 @@ class Sandbox:
     # ---- step -----------------------------------------------------------------------------------------------------
 
     async def _step(
-        self, calls: Sequence[ToolCall], checked: Sequence[CheckedCall | BadCall], turn: _Turn, started: float
+        self, calls: Sequence[ToolCall], checked: Sequence[CheckedCall | BadCall], turn: Turn, started: float
     ) -> StepResult:
         stage = self.current_stage()
         stage.begin_step()
@@ -278,11 +249,11 @@ class Sandbox:
             if not why and number > MAX_CALLS:
                 why = f"at most {MAX_CALLS} calls are run in one turn"
             if why:
-                turn.results.append(_skipped(call, why))
+                turn.results.append(skipped(call, why))
                 continue
             if isinstance(known, BadCall):
-                turn.results.append(_result(call.name, CallStatus.FAILED, [known.message]))
-                turn.stop = f"call {number} ({_name(call)}) failed"
+                turn.results.append(result(call.name, CallStatus.FAILED, [known.message]))
+                turn.stop = f"call {number} ({shown_name(call)}) failed"
                 continue
             # The address may have changed since the turn began, and a path is meant for the present one.
             known = check_call(call, base_url=self._url())
@@ -316,13 +287,13 @@ class Sandbox:
             timings_ms={name: round(ms, 1) for name, ms in timings.items()},
         )
 
-    def _moot(self, call: CheckedCall | BadCall, turn: _Turn) -> str:
+    def _moot(self, call: CheckedCall | BadCall, turn: Turn) -> str:
         """Why a call no longer means what it meant when the turn was written; empty if it does."""
         if call.name in _FREE:
             return ""
         return turn.moved or (turn.keys if call.name in _KEYBOARD else "")
 
-    async def _call(self, call: CheckedCall, number: int, turn: _Turn) -> None:
+    async def _call(self, call: CheckedCall, number: int, turn: Turn) -> None:
         """One call from act to feedback; appends its result and notes in `turn` what that means for the next ones."""
         stage, actor, deadlines = self.current_stage(), self.actor, self.config.deadlines
         tab = stage.active
@@ -421,7 +392,7 @@ class Sandbox:
             else:
                 if call.name != "goto_url":
                     self.rules.charge(new.url)
-                if call.name != "goto_url" or _bare(new.url) != _bare(str(call.arguments["url"])):
+                if call.name != "goto_url" or bare(new.url) != bare(str(call.arguments["url"])):
                     said.append(f"the page is now {feedback.address(new.url)}")
                 if new.status is not None and new.status >= 400:
                     said.append(f"the server answered {new.status}")
@@ -473,7 +444,7 @@ class Sandbox:
         tab = self.current_stage().active
         if tab.document is self._judged or not tab.usable or tab.navigating or tab.document.error:
             return None
-        if self.rules.unreachable(tab.document) is not None:
+        if self.rules.unreachable(tab.document) is not None or tab.document.mime not in _PAGES:
             return None
         self._judged = tab.document
         try:
@@ -499,7 +470,7 @@ class Sandbox:
     # ---- endings --------------------------------------------------------------------------------------------------
 
     async def _ended(
-        self, error: Exception, phase: Phase, started: float, calls: Sequence[ToolCall], turn: _Turn | None = None
+        self, error: Exception, phase: Phase, started: float, calls: Sequence[ToolCall], turn: Turn | None = None
     ) -> StepResult:
         """The one way in which an exception leaves: as an outcome, with a line for every call."""
         vanished = faults.is_gone(error) or (isinstance(error, faults.Fault) and error.detail == "page_hostile")
@@ -524,9 +495,9 @@ class Sandbox:
         for number, call in enumerate(calls[len(results) :]):
             if number == 0:
                 parts = [f"the episode ended during this call ({outcome.detail})"]
-                results.append(_result(call.name, CallStatus.FAILED, parts))
+                results.append(result(call.name, CallStatus.FAILED, parts))
             else:
-                results.append(_skipped(call, "the episode has ended"))
+                results.append(skipped(call, "the episode has ended"))
         return StepResult(results=tuple(results), observation=None, outcome=outcome)
 
     def _over_time(self, now: float) -> Outcome | None:
@@ -549,22 +520,6 @@ class Sandbox:
 
     def _url(self) -> str:
         return self.stage.active.url if self.stage is not None and self.stage.open_tabs else "about:blank"
-
-
-def _name(call: ToolCall) -> str:
-    return feedback.neutralise(call.name, 30)
-
-
-def _result(name: str, status: CallStatus, parts: list[str]) -> CallResult:
-    return CallResult(name=str(name), status=status, feedback=feedback.line(status, parts))
-
-
-def _skipped(call: ToolCall, why: str) -> CallResult:
-    return _result(call.name, CallStatus.SKIPPED, [f"{_name(call)} was not run because {why}"])
-
-
-def _bare(url: str) -> str:
-    return url.rstrip("/").split("://", 1)[-1].lower()
 
 
 __all__ = ["Sandbox", "SandboxProtocol"]

@@ -206,8 +206,8 @@ async def test_image_and_facts_come_from_one_state(world):
     """C12: title, changes and picture never disagree on a page that changes all the time."""
     world.server.page(
         "/torn",
-        "<body style='margin:0'><script>let n=0;setInterval(()=>{n=(n+1)%200;document.title='n'+n;"
-        "document.body.style.background=`rgb(${n},0,0)`},300)</script>",
+        "<body style='margin:0'><script>let n=0,f=()=>{n=(n+1)%200;document.title='n'+n;"
+        "document.body.style.background=`rgb(${n},0,0)`};f();setInterval(f,300)</script>",
     )
     async with world.episode("/torn") as e:
         agree = 0
