@@ -258,6 +258,7 @@ class Trajectory:
       outcome: the one ending.
       answer: text of `done`.
       verdict: None until judged.
+      final_screenshot: content hash of the picture after the last action, which no turn has seen; judges look at it.
       timings_ms: wall time by phase over the whole episode.
     """
 
@@ -269,6 +270,7 @@ class Trajectory:
     outcome: Outcome
     answer: str | None = None
     verdict: Verdict | None = None
+    final_screenshot: str | None = None
     timings_ms: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property

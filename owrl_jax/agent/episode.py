@@ -358,6 +358,7 @@ class Episode:
 
     def _record(self) -> None:
         assert self.outcome is not None
+        last = self.observation.screenshot if self.observation is not None else None
         self.trajectory = Trajectory(
             task=self.task,
             group_id=self.group_id,
@@ -366,6 +367,7 @@ class Episode:
             turns=tuple(self._turns),
             outcome=self.outcome,
             answer=self._answer,
+            final_screenshot=last.sha256 if last is not None else None,
             timings_ms=self._ledger.total(),
         )
 
