@@ -177,6 +177,10 @@ class RolloutSettings:
         _need(self.top_k >= 0, "top_k", self.top_k, "0 (off) or the number of tokens to keep")
 
 
+Objective = Literal["mm_grpo", "constant", "trajectory_mean", "decoupled", "truncated_is", "gspo_token", "dual_clip"]
+"""MM-GRPO, or MM-GRPO with one thing changed; `owrl_jax.rl.loss` has the equations."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RlSettings:
     """MM-GRPO: group-relative advantages per trajectory, token mean per turn, turns summed, asymmetric clip, no KL.
@@ -184,45 +188,108 @@ class RlSettings:
     Attributes:
       groups: accepted groups per iteration.
       group_size: sibling episodes of one task.
-      turns_per_update: turns in one optimiser step.
+      turns_per_update: turns in one optimiser step, about: an epoch is dealt out evenly and no turn is left over.
       epochs: passes over the turns of an iteration.
+      shuffle: what an epoch's reshuffle moves as a whole; groups share the most tokens and balance the advantages.
+      objective: the loss.
       clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
-      min_reward_std: a group whose valid rewards spread no more than this teaches nothing and is dropped.
+      dual_clip: of objective `dual_clip`: negative advantages never weigh more than this many times.
+      importance_cap: of `truncated_is` and `decoupled`: largest weight of a stale token.
+      turn_constant: k of objective `constant`, which weighs every turn 1/k.
+      kl_coef, entropy_coef: of the distance to a reference policy and of the entropy bonus; 0 computes neither.
+      min_reward_spread: a group whose valid rewards span no more than this teaches nothing and is dropped.
+      advantage_std: whether advantages are divided by the group's standard deviation.
       format_error_reward: reward of an episode that ended in `format_error`.
+      format_gate: which turns must have obeyed the format for a reward above 0: the last one, as the reference has it,
+        every one, or none.
+      credit_malformed: whether a turn that broke the format shares a positive advantage of its episode.
       max_staleness: policy versions a trajectory may be behind when it is trained on; 0 is on-policy.
-      learning_rate, adam_b1, adam_b2, weight_decay, max_grad_norm: AdamW at a constant rate.
+      learning_rate: after the warm-up.
+      schedule: how the rate goes on from there; a pure function of the count of updates.
+      warmup_updates: over which the rate rises from 0.
+      decay_updates: update at which `linear` and `cosine` reach 0.
+      adam_b1, adam_b2, weight_decay, max_grad_norm: AdamW; the decay leaves norms and biases alone.
+      freeze: parts of the model that stay as they are.
+      lora_rank: above 0 the model's matrices stay and adapters of this rank are trained.
+      lora_alpha: adapters are scaled by alpha / rank.
+      optimizer_on_host: keeps Adam's moments in host memory between updates.
+      packing: rows that walk the tree of contexts, or one segment per turn.
+      row_tokens: tokens of a row.
+      rows_per_device: rows that one data shard computes at a time.
+      diagnosed_share: share of an iteration's trajectories whose log-probs are computed anew and compared.
     """
 
     groups: int = 48
     group_size: int = 5
     turns_per_update: int = 256
     epochs: int = 2
+    shuffle: Literal["group", "trajectory"] = "group"
+    objective: Objective = "mm_grpo"
     clip_low: float = 0.2
     clip_high: float = 0.28
-    min_reward_std: float = 1e-6
+    dual_clip: float = 3.0
+    importance_cap: float = 2.0
+    turn_constant: float = 15.0
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    min_reward_spread: float = 1e-6
+    advantage_std: bool = True
     format_error_reward: float = -1.0
+    format_gate: Literal["last", "every", "off"] = "last"
+    credit_malformed: bool = True
     max_staleness: int = 0
     learning_rate: float = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_updates: int = 0
+    decay_updates: int = 0
     adam_b1: float = 0.9
     adam_b2: float = 0.98
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
+    freeze: tuple[Literal["vision", "projector", "language"], ...] = ()
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+    optimizer_on_host: bool = False
+    packing: Literal["tree", "plain"] = "tree"
+    row_tokens: int = 16384
+    rows_per_device: int = 1
+    diagnosed_share: float = 0.05
 
     def __post_init__(self) -> None:
         _finite(self)
-        _at_least_one(self, "groups", "turns_per_update", "epochs")
+        _at_least_one(self, "groups", "turns_per_update", "epochs", "row_tokens", "rows_per_device")
         _need(self.group_size >= 2, "group_size", self.group_size, "at least 2: an advantage compares siblings")
         _need(0 < self.clip_low < 1, "clip_low", self.clip_low, "above 0 and below 1 (the paper has 0.2)")
         _need(self.clip_high > 0, "clip_high", self.clip_high, "positive (the paper has 0.28)")
+        _need(self.dual_clip > 1, "dual_clip", self.dual_clip, "above 1 (3 is usual): below it clips on-policy tokens")
+        _need(self.importance_cap >= 1, "importance_cap", self.importance_cap, "at least 1 (2 is usual)")
+        _need(self.turn_constant > 0, "turn_constant", self.turn_constant, "positive, such as the budget of turns")
         _need(self.max_staleness >= 0, "max_staleness", self.max_staleness, "0 (on-policy) or more")
-        _need(self.learning_rate > 0, "learning_rate", self.learning_rate, "positive")
+        _need(
+            self.learning_rate >= 0, "learning_rate", self.learning_rate, "positive, or 0 to measure without learning"
+        )
         for field in ("adam_b1", "adam_b2"):
             value = getattr(self, field)
             _need(0 <= value < 1, field, value, "at least 0 and below 1")
-        for field in ("min_reward_std", "weight_decay"):
+        for field in ("kl_coef", "entropy_coef", "min_reward_spread", "weight_decay", "warmup_updates", "lora_rank"):
             value = getattr(self, field)
             _need(value >= 0, field, value, "0 or more")
+        if self.schedule != "constant":
+            _need(
+                self.decay_updates > self.warmup_updates,
+                "decay_updates",
+                self.decay_updates,
+                f"more than warmup_updates ({self.warmup_updates}): the {self.schedule} schedule ends there",
+            )
         _need(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "positive")
+        _need(self.lora_alpha > 0, "lora_alpha", self.lora_alpha, "positive")
+        _need(
+            not {"vision", "projector", "language"} <= set(self.freeze),
+            "freeze",
+            self.freeze,
+            "not the whole model: something must learn",
+        )
+        _need(0 <= self.diagnosed_share <= 1, "diagnosed_share", self.diagnosed_share, "between 0 and 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -239,13 +306,25 @@ class DataSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """How often to save, in iterations, and how many of the saved states to keep."""
+    """How often to save, and what to keep.
+
+    Attributes:
+      every: iterations between two saves.
+      keep: how many of the newest saved states stay on the disk.
+      keep_every: steps that this divides stay for good; None keeps none but the newest.
+      host_gib: host memory that a save or a restore may take at one time, GiB.
+    """
 
     every: int = 5
     keep: int = 3
+    keep_every: int | None = None
+    host_gib: float = 8.0
 
     def __post_init__(self) -> None:
+        _finite(self)
         _at_least_one(self, "every", "keep")
+        _need(self.keep_every is None or self.keep_every >= 1, "keep_every", self.keep_every, "null or at least 1")
+        _need(self.host_gib > 0, "host_gib", self.host_gib, "a positive number of GiB")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

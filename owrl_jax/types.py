@@ -193,6 +193,7 @@ class Turn:
       versions: policy version of each response id.
       screenshot: content hash of the picture in the leaf, None for a text-only turn.
       grid: patches of that picture (height, width).
+      older_pictures: hash and grid of the pictures before the newest in the leaf, where the history rule keeps several.
       calls, results: what was parsed and what became of it.
       parsed: whether the response obeyed the format.
       timings_ms: wall time by phase.
@@ -205,6 +206,7 @@ class Turn:
     versions: tuple[int, ...]
     screenshot: str | None = None
     grid: tuple[int, int] | None = None
+    older_pictures: tuple[tuple[str, tuple[int, int]], ...] = ()
     calls: tuple[ToolCall, ...] = ()
     results: tuple[CallResult, ...] = ()
     parsed: bool = True

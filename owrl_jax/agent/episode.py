@@ -296,6 +296,7 @@ class Episode:
             versions=generation.versions,
             screenshot=newest.screenshot.sha256 if newest else None,
             grid=newest.grid if newest else None,
+            older_pictures=tuple((p.screenshot.sha256, p.grid) for p in prompt.pictures[:-1]),
             calls=parsed.calls if parsed else (),
             results=result.results if result else (),
             parsed=parsed is not None and parsed.ok,

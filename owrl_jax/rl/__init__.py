@@ -1,0 +1,1 @@
+"""The learner: from groups of finished episodes to one updated policy."""
