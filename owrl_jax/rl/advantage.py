@@ -67,11 +67,11 @@ class Scored:
     excluded: Counter[str]
     rewards: tuple[float, ...]
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, int | float]:
         """Numbers for the log; the name says what is counted."""
         turns = [len(s.trajectory.turns) for s in self.samples]
         kept = [s.reward for s in self.samples]
-        found: dict[str, float] = {
+        found: dict[str, int | float] = {
             "rollout/groups_kept": len({s.group_id for s in self.samples}),
             "rollout/groups_dropped": sum(self.dropped.values()),
             "rollout/trajectories_valid": len(self.rewards),
@@ -90,7 +90,7 @@ class Scored:
             )
         found |= {f"rollout/groups_dropped_{reason}": n for reason, n in sorted(self.dropped.items())}
         found |= {f"rollout/trajectories_excluded/{reason}": n for reason, n in sorted(self.excluded.items())}
-        return found
+        return {name: float(value) for name, value in found.items()}
 
 
 def reward_of(trajectory: Trajectory, settings: RlSettings) -> float | None:
