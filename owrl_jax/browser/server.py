@@ -20,8 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hmac
-import ipaddress
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -31,6 +29,7 @@ import msgspec
 from owrl_jax.browser import wire
 from owrl_jax.browser.episodes import EpisodeService, ServiceError
 from owrl_jax.outcome import Owner, Phase, Reason, from_exception
+from owrl_jax.serving import METRICS_TYPE, authorised, check_access, from_a_web_page
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -54,22 +53,7 @@ class ServerConfig:
     body_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
-        if self.token is None and not is_loopback(self.host):
-            raise ValueError(
-                f"listening on {self.host!r} needs a token: anyone who can reach it could drive browsers from here"
-            )
-        if self.token is not None and len(self.token) < 16:
-            raise ValueError(f"the token has {len(self.token)} characters; a secret needs at least 16")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a listening address can be reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name may resolve to anything
+        check_access(self.host, self.token, "drive browsers from here")
 
 
 def build_app(
@@ -96,21 +80,15 @@ def build_app(
     from starlette.responses import Response
     from starlette.routing import Route
 
-    expected = f"Bearer {config.token}".encode() if config.token is not None else None
-
-    def authorised(request: Request) -> bool:
-        given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
-        return expected is None or hmac.compare_digest(given, expected)
-
     def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         return Response(wire.encode(value), status, headers, media_type="application/json")
 
     def guarded(act: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def route(request: Request) -> Response:
             try:
-                if not authorised(request):
+                if not authorised(request.headers, config.token):
                     raise ServiceError(401, "a valid token is needed: Authorization: Bearer …")
-                if "origin" in request.headers:
+                if from_a_web_page(request.headers, config.token):
                     raise ServiceError(403, "requests from web pages are refused")
                 return await act(request)
             except ServiceError as error:
@@ -168,11 +146,11 @@ def build_app(
 
     async def get_health(request: Request) -> Response:
         state = "draining" if service.draining else "ok"
-        details = health() if authorised(request) else {}
+        details = health() if authorised(request.headers, config.token) else {}
         return answer({"status": state, **details}, 503 if service.draining else 200)
 
     async def get_metrics(request: Request) -> Response:
-        return Response(metrics(), media_type="text/plain; version=0.0.4")
+        return Response(metrics(), media_type=METRICS_TYPE)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:

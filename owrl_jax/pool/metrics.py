@@ -9,23 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from owrl_jax.browser.episodes import EpisodeService
 from owrl_jax.pool.sandboxes import SandboxPool
+from owrl_jax.serving import by_label, counter, gauge, prometheus_text
 
 _PREFIX = "owrl_browser_"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One metric family: name without prefix, kind (counter or gauge), help, and values by label."""
-
-    name: str
-    kind: str
-    help: str
-    values: tuple[tuple[Mapping[str, str], float], ...]
 
 
 def defunct_children() -> int:
@@ -63,60 +53,33 @@ def prometheus(pool: SandboxPool, service: EpisodeService) -> str:
     audit, counts, reading = pool.audit(), pool.counts(), pool.reading()
     rss = sum(engine.rss_mib() for engine in pool.engines().values() if engine.alive)
     seconds, steps = service.counts.step_seconds
-    return render(
+    return prometheus_text(
         [
-            _counter("leases_acquired", "leases given", audit.acquired),
-            _counter("leases_released", "leases given back", audit.released),
-            _gauge("leases_live", "leases held now", audit.live),
-            _gauge("requests_waiting", "requests waiting for a place", reading.queued),
-            _gauge("requests_rejected_recently", "requests turned away in the last minute", reading.rejected_recently),
-            _gauge("admitting", "1 if another episode is admitted now", float(reading.available)),
-            _gauge("cpu_share", "smoothed share of the cores in use", reading.cpu_ema),
-            _gauge("memory_share", "share of the memory in use", reading.mem),
-            _gauge("rss_mib", "resident memory of all browsers, shared pages counted per process", rss),
-            _gauge("defunct_children", "children that ended and were not reaped", defunct_children()),
-            _by("browsers", "gauge", "browsers by state", "state", audit.browsers),
-            _by("episodes_ended", "counter", "episodes by ending", "outcome", pool.outcomes()),
-            _by("browsers_ended", "counter", "browsers ended by cause", "cause", counts.causes),
-            _counter("launches", "browser launches tried", counts.launches),
-            _counter("launch_failures", "browser launches that failed", counts.launch_failures),
-            _counter("episodes_opened", "episodes opened over HTTP", service.counts.opened),
-            _counter("duplicate_requests", "requests answered from another one's work", service.counts.duplicates),
-            _counter(
+            counter("leases_acquired", "leases given", audit.acquired),
+            counter("leases_released", "leases given back", audit.released),
+            gauge("leases_live", "leases held now", audit.live),
+            gauge("requests_waiting", "requests waiting for a place", reading.queued),
+            gauge("requests_rejected_recently", "requests turned away in the last minute", reading.rejected_recently),
+            gauge("admitting", "1 if another episode is admitted now", float(reading.available)),
+            gauge("cpu_share", "smoothed share of the cores in use", reading.cpu_ema),
+            gauge("memory_share", "share of the memory in use", reading.mem),
+            gauge("rss_mib", "resident memory of all browsers, shared pages counted per process", rss),
+            gauge("defunct_children", "children that ended and were not reaped", defunct_children()),
+            by_label("browsers", "gauge", "browsers by state", "state", audit.browsers),
+            by_label("episodes_ended", "counter", "episodes by ending", "outcome", pool.outcomes()),
+            by_label("browsers_ended", "counter", "browsers ended by cause", "cause", counts.causes),
+            counter("launches", "browser launches tried", counts.launches),
+            counter("launch_failures", "browser launches that failed", counts.launch_failures),
+            counter("episodes_opened", "episodes opened over HTTP", service.counts.opened),
+            counter("duplicate_requests", "requests answered from another one's work", service.counts.duplicates),
+            counter(
                 "conflicting_requests",
                 "requests refused because their step was done or not due",
                 service.counts.conflicts,
             ),
-            _counter("calls", "tool calls run over HTTP", service.counts.calls),
-            _counter("steps", "steps run over HTTP", steps),
-            _counter("step_seconds", "time spent in steps over HTTP", seconds),
-        ]
+            counter("calls", "tool calls run over HTTP", service.counts.calls),
+            counter("steps", "steps run over HTTP", steps),
+            counter("step_seconds", "time spent in steps over HTTP", seconds),
+        ],
+        prefix=_PREFIX,
     )
-
-
-def render(samples: Iterable[Sample]) -> str:
-    """Prometheus text format, version 0.0.4."""
-    lines = []
-    for sample in samples:
-        name = _PREFIX + sample.name + ("_total" if sample.kind == "counter" else "")
-        lines += [f"# HELP {name} {sample.help}", f"# TYPE {name} {sample.kind}"]
-        for labels, value in sample.values:
-            inner = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
-            lines.append(f"{name}{'{' + inner + '}' if inner else ''} {value:.12g}")
-    return "\n".join(lines) + "\n"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _counter(name: str, help: str, value: float) -> Sample:
-    return Sample(name=name, kind="counter", help=help, values=(({}, value),))
-
-
-def _gauge(name: str, help: str, value: float) -> Sample:
-    return Sample(name=name, kind="gauge", help=help, values=(({}, value),))
-
-
-def _by(name: str, kind: str, help: str, label: str, values: Mapping[str, float]) -> Sample:
-    return Sample(name=name, kind=kind, help=help, values=tuple(({label: k}, v) for k, v in sorted(values.items())))

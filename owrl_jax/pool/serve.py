@@ -9,26 +9,20 @@ aborted natively under mass cancellation. Routes are in `browser/server.py`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
-import os
-import secrets
-import signal
-import socket
-import stat
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from owrl_jax.browser.config import EngineConfig, SandboxConfig
 from owrl_jax.browser.episodes import EpisodeService
 from owrl_jax.browser.safety import Safety
-from owrl_jax.browser.server import ServerConfig, build_app, is_loopback
+from owrl_jax.browser.server import ServerConfig, build_app
 from owrl_jax.pool import metrics
 from owrl_jax.pool.local import browser_pool
 from owrl_jax.pool.sandboxes import SandboxPool, SandboxPoolConfig
+from owrl_jax.serving import address, http_server_class, is_loopback, listen, read_or_make_token, signals
 
 _log = logging.getLogger(__name__)
 
@@ -97,13 +91,13 @@ async def serve(options: ServeOptions) -> int:
         health=lambda: metrics.health(pool, service, started_s=started_s),
         metrics=lambda: metrics.prometheus(pool, service),
     )
-    listener = _listen(options.host, options.port)
-    server = _server_class()(
+    listener = listen(options.host, options.port)
+    server = http_server_class()(
         uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5)
     )
     async with pool:
-        _say(options.host, listener.getsockname()[1], token_from, pool)
-        with _signals() as (stop, hurry):
+        _say(address(options.host, listener), token_from, pool)
+        with signals() as (stop, hurry):
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
             await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
             _log.info("draining: %d episodes open, at most %g s", service.live, options.drain_s)
@@ -116,49 +110,6 @@ async def serve(options: ServeOptions) -> int:
     audit = pool.audit()
     _log.info("closed: %d leases acquired, %d released", audit.acquired, audit.released)
     return 0
-
-
-def read_or_make_token(path: Path) -> str:
-    """The secret in `path`; a file that does not exist is made with a fresh one, readable by its owner alone.
-
-    Raises:
-      ValueError: if others may read it, or it holds nothing that could be a secret.
-    """
-    path = path.expanduser()
-    with contextlib.suppress(FileExistsError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise ValueError(f"the token file {path} has mode {mode:04o}, so others may read it: chmod 600 {path}")
-    token = path.read_text().strip()
-    if len(token) < 16 or any(c.isspace() for c in token):
-        raise ValueError(
-            f"the token file {path} must hold one word of at least 16 characters; delete it to have one made"
-        )
-    return token
-
-
-class _Stop(asyncio.Future):
-    def ring(self) -> None:
-        if not self.done():
-            self.set_result(None)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[tuple[_Stop, _Stop]]:
-    """Two futures: the first signal completes the first, the second both."""
-    loop = asyncio.get_running_loop()
-    stop, hurry = _Stop(), _Stop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: (hurry if stop.done() else stop).ring())
-    try:
-        yield stop, hurry
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
 
 
 def _token(options: ServeOptions) -> tuple[str | None, str]:
@@ -188,35 +139,8 @@ def _pool(options: ServeOptions) -> SandboxPool:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    listener.listen(1024)  # so that the address that is printed takes connections at once
-    return listener
-
-
-def _say(host: str, port: int, token_from: str, pool: SandboxPool) -> None:
-    shown = f"[{host}]" if ":" in host else host
+def _say(url: str, token_from: str, pool: SandboxPool) -> None:
     print(  # noqa: T201 - the one line a person or a script waits for
-        f"owrl browser serve: http://{shown}:{port} ({token_from}), at most {pool.sizes.max_episodes} episodes at once",
+        f"owrl browser serve: {url} ({token_from}), at most {pool.sizes.max_episodes} episodes at once",
         flush=True,
     )
-
-
-def _server_class() -> type:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        """uvicorn without its signal handlers: they would end the process by the signal, not with code 0."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    return Server

@@ -16,9 +16,9 @@ import pytest
 
 from owrl_jax.bench._browser_pages import COUNT, Answer, PageServer
 from owrl_jax.browser.client import ClientDeadlines, RemoteHost
-from owrl_jax.browser.server import ServerConfig, is_loopback
+from owrl_jax.browser.server import ServerConfig
 from owrl_jax.outcome import Outcome, Reason
-from owrl_jax.pool.serve import read_or_make_token
+from owrl_jax.serving import is_loopback, read_or_make_token
 from tests.browser.pool_world import click, ending, eventually, kill, observed, picture, task
 
 pytestmark = pytest.mark.browser

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "owrl_jax"
 
 # The floors, lowest first; rooms of one group may see each other, the groups of a floor may not.
 FLOORS: tuple[tuple[frozenset[str], ...], ...] = (
-    (frozenset({"types", "outcome", "geometry", "config"}),),
+    (frozenset({"types", "outcome", "geometry", "config", "serving"}),),
     (frozenset({"models", "sharding"}), frozenset({"agent", "browser", "worlds"})),
     (frozenset({"engine", "rl", "judge", "data"}),),
     (frozenset({"pool", "checkpoint", "obs"}),),
@@ -153,8 +153,8 @@ def test_a_cpu_host_needs_no_jax():
             except ModuleNotFoundError:
                 continue
             raise SystemExit(f"{name} can still be imported")
-        names = [f"owrl_jax.{m}" for m in ("types", "outcome", "geometry", "config", "cli", "doctor")]
-        for room in ("agent", "browser", "worlds", "pool"):
+        names = [f"owrl_jax.{m}" for m in ("types", "outcome", "geometry", "config", "serving", "cli", "doctor")]
+        for room in ("agent", "browser", "worlds", "judge", "pool"):
             if importlib.util.find_spec(f"owrl_jax.{room}") is None:
                 continue
             package = importlib.import_module(f"owrl_jax.{room}")
