@@ -503,5 +503,5 @@ def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:
     return np.pad(values, width, constant_values=fill)
 
 
-def _round_up(value: float, multiple: int) -> int:
+def _round_up(value: float | int, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
