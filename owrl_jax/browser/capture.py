@@ -22,6 +22,7 @@ from owrl_jax.types import Screenshot
 
 _log = logging.getLogger(__name__)
 _FRAME_S = 1 / 60
+_PENDING = "frame is pending"  # of the browser's answer where two frames would overlap
 
 
 class Camera:
@@ -40,6 +41,7 @@ class Camera:
         self.tab: Tab | None = None  # the one whose frames are drawn
         self._pump: asyncio.Task[None] | None = None
         self._drawing = asyncio.Lock()
+        self._frames: set[asyncio.Future[dict[str, Any]]] = set()
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -95,13 +97,37 @@ class Camera:
             # A requested frame is as large as the window; only this command scales it to the emulated pixel ratio.
             answer = await tab.send("Page.captureScreenshot", options, timeout_s)
             return base64.b64decode(answer["data"])
+        empty = 0
         async with asyncio.timeout(timeout_s):
-            for _ in range(3):
-                async with self._drawing:
-                    answer = await tab.send("HeadlessExperimental.beginFrame", {"screenshot": options}, timeout_s)
+            while empty < 3:
+                try:
+                    answer = await self._frame(tab, {"screenshot": options})
+                except Exception as error:
+                    if _PENDING not in str(error):
+                        raise
+                    await asyncio.sleep(_FRAME_S)  # one that nobody waits for any more is still being drawn
+                    continue
                 if answer.get("screenshotData"):
                     return base64.b64decode(answer["screenshotData"])
+                empty += 1
         raise RuntimeError("three frames were drawn and none of them gave a picture")
+
+    async def _frame(self, tab: Tab, options: dict[str, Any]) -> dict[str, Any]:
+        """Draws one frame. The browser draws one at a time: whoever is cancelled here leaves his to be finished."""
+
+        async def draw() -> dict[str, Any]:
+            async with self._drawing:
+                return await tab.send("HeadlessExperimental.beginFrame", options)
+
+        drawing = asyncio.ensure_future(draw())
+        self._frames.add(drawing)
+        drawing.add_done_callback(self._drawn)
+        return await asyncio.shield(drawing)
+
+    def _drawn(self, drawing: asyncio.Future[dict[str, Any]]) -> None:
+        self._frames.discard(drawing)
+        if not drawing.cancelled():
+            drawing.exception()  # heard, also where nobody waits
 
     async def _stopped(self, tab: Tab) -> bytes:
         await tab.send("Page.stopLoading")
@@ -121,8 +147,7 @@ class Camera:
             tab = self.tab
             if tab is not None and tab.usable:
                 try:
-                    async with self._drawing:
-                        await tab.send("HeadlessExperimental.beginFrame", {"noDisplayUpdates": False})
+                    await self._frame(tab, {"noDisplayUpdates": False})
                 except Exception as error:  # noqa: BLE001 - a page that is busy, closing or between documents draws later
                     _log.debug("no frame: %s: %s", type(error).__name__, error)
                     await asyncio.sleep(5 * _FRAME_S)

@@ -59,6 +59,9 @@ class SettleCaps:
       fonts_s, images_s: for fonts, and for images that are in view. One that hangs must not hold the picture for a
         second.
       request_s: for one request of the page's own site; an older one is a poll or a stream and is not waited for.
+      request_again_s: the same for an address that was not answered in that time before in the episode.
+      silent_s: for the next bytes of an answer that has begun; a stream is silent, and so is an answer that the page
+        never reads.
       foreign_s: for a script or style sheet of another site, while the page is loading.
       render_s: for the page to show what its last request brought.
       quiet_s: how long the DOM must have been still.
@@ -74,6 +77,8 @@ class SettleCaps:
     fonts_s: float = 0.4
     images_s: float = 0.6
     request_s: float = 2.5
+    request_again_s: float = 0.4
+    silent_s: float = 0.5
     foreign_s: float = 1.0
     render_s: float = 0.05
     quiet_s: float = 0.08

@@ -74,5 +74,6 @@ def public(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What of an element goes into the record: no values of secret fields, no long texts."""
     if facts is None:
         return None
-    kept = ("tag", "type", "role", "label", "id", "name", "href", "kind", "checked", "expanded", "disabled", "value")
+    kept = ("tag", "type", "role", "label", "id", "name", "autocomplete", "href")
+    kept += ("kind", "checked", "expanded", "disabled", "value")
     return {name: facts[name][:300] if isinstance(facts[name], str) else facts[name] for name in kept}

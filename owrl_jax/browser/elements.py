@@ -93,6 +93,14 @@ class FieldFacts:
     label: str = ""
     filled: bool = False
 
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> FieldFacts:
+        """From what the page script or a record says of an element; what is missing is empty."""
+        tag, type_, name, autocomplete, label = (
+            str(facts.get(key) or "") for key in ("tag", "type", "name", "autocomplete", "label")
+        )
+        return cls(tag=tag, type=type_, name=name, autocomplete=autocomplete, label=label)
+
     @property
     def is_password(self) -> bool:
         """A password: by type, or by its autocomplete hint (pages show passwords in text fields)."""

@@ -8,9 +8,13 @@ back.
 
 from __future__ import annotations
 
+from typing import Any
+
 from owrl_jax.browser import feedback, finder, typing_text
 from owrl_jax.browser.effects import Answer, Effect, public, refused, send_input
+from owrl_jax.browser.elements import FieldFacts
 from owrl_jax.browser.finder import Element
+from owrl_jax.browser.redact import REDACTED
 from owrl_jax.browser.rules import Rules
 from owrl_jax.browser.tabs import Tab
 
@@ -149,7 +153,8 @@ class KeyboardTools:
         keyboard = typing_text.Keyboard(tab.page, self.platform, lambda a: send_input(tab, "press_keys", a))
         focus = await finder.focused(tab)
         names = ", ".join("+".join(chord) for chord in chords)
-        pressed = 0
+        pressed, field = 0, focus
+        spells = any(len(key) == 1 for chord in chords for key in chord)
         for _ in range(presses):
             for chord in chords:
                 if set(chord) & {"Enter", "NumpadEnter", "Space"}:
@@ -162,10 +167,15 @@ class KeyboardTools:
                 pressed += 1
                 if tab.navigating or tab.commits or not tab.usable:
                     break
+                if spells and pressed < len(chords) * presses and any(len(key) > 1 for key in chord):
+                    # Tab and its kind take the next letters to another field, and what is spelt there may be a secret.
+                    field = _more_secret(field, await finder.focused(tab))
             else:
                 continue
             break
         total = len(chords) * presses
+        if field is not None and FieldFacts.of(field.facts).is_secret:
+            names = ", ".join("+".join("•" if len(key) == 1 else key for key in chord) for chord in chords)
         times = f" {presses} times" if presses > 1 else ""
         text = f"pressed {names}{times}"
         if pressed < total:
@@ -175,7 +185,7 @@ class KeyboardTools:
         return Effect(
             ok=True,
             text=text,
-            facts={"keys": ["+".join(c) for c in chords]},
+            facts=_pressed(chords, field),
             quiet=True,
             verify=lambda: self._after_keys(tab, focus),
         )
@@ -184,6 +194,18 @@ class KeyboardTools:
         if focus is None or tab.commits or not tab.usable:
             return Answer()
         now = await focus.again()
-        if now is None or now["secret"] or now["value"] == focus.facts["value"]:
+        if now is None or FieldFacts.of(now).is_secret or now["value"] == focus.facts["value"]:
             return Answer()
         return Answer(text=f"the field now holds {feedback.quoted(now['value'])}", facts={"value": now["value"][:1000]})
+
+
+def _more_secret(one: Element | None, other: Element | None) -> Element | None:
+    """Of two fields that keys went to, the one that decides what may be kept of them."""
+    return other if other is not None and (one is None or FieldFacts.of(other.facts).is_secret) else one
+
+
+def _pressed(chords: tuple[tuple[str, ...], ...], field: Element | None) -> dict[str, Any]:
+    """Facts about keys; letters that went to a secret field are not among them."""
+    secret = field is not None and FieldFacts.of(field.facts).is_secret
+    keys = ["+".join(REDACTED if secret and len(key) == 1 else key for key in chord) for chord in chords]
+    return {"keys": keys} | ({"field": public(field.facts)} if field is not None else {})

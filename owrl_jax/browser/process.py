@@ -10,6 +10,7 @@ Not here: speaking to the browser (`engine.py`), deciding when to replace one (`
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import shutil
@@ -124,7 +125,7 @@ class BrowserProcess:
         Raises:
           LaunchError: it ended, or was not ready in time; nothing of it is left.
         """
-        process = await asyncio.to_thread(_spawn, path, args, tag, asyncio.get_running_loop())
+        process = await _spawned(path, args, tag)
         try:
             address = await process._ready(timeout_s)
         except BaseException:
@@ -176,6 +177,16 @@ class BrowserProcess:
         self._cut_lifeline()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pgid, signal.SIGKILL)
+
+    def discard(self) -> None:
+        """Ends a browser that nobody wants, without a loop; its folder goes as soon as it is reaped."""
+        self.kill()
+
+        def clear() -> None:
+            self._waiter.join(5.0)
+            shutil.rmtree(self.home, ignore_errors=True)
+
+        threading.Thread(target=clear, name=f"browser-{self.pid}-clear", daemon=True).start()
 
     def _cut_lifeline(self) -> None:
         if self._lifeline >= 0:
@@ -233,6 +244,32 @@ def sweep(tag: str, *, spare: frozenset[int] = frozenset()) -> list[int]:
             os.killpg(group, signal.SIGKILL)
             killed.append(group)
     return killed
+
+
+async def _spawned(path: str, args: Sequence[str], tag: str) -> BrowserProcess:
+    """`_spawn` in a thread. If the caller is cancelled meanwhile, whatever the thread starts is ended at once."""
+    loop = asyncio.get_running_loop()
+    started: concurrent.futures.Future[BrowserProcess] = concurrent.futures.Future()
+    started.set_running_or_notify_cancel()  # a thread cannot be called back
+
+    def work() -> None:
+        try:
+            started.set_result(_spawn(path, args, tag, loop))
+        except BaseException as error:  # noqa: BLE001 - handed over to whoever waits
+            started.set_exception(error)
+
+    threading.Thread(target=work, name="browser-spawn", daemon=True).start()
+    try:
+        return await asyncio.wrap_future(started)
+    except asyncio.CancelledError:
+        # Without the loop, which may be closing: runs in the thread above, or here if that is done already.
+        started.add_done_callback(_abandon)
+        raise
+
+
+def _abandon(started: concurrent.futures.Future[BrowserProcess]) -> None:
+    if started.exception() is None:
+        started.result().discard()
 
 
 def _spawn(path: str, args: Sequence[str], tag: str, loop: asyncio.AbstractEventLoop) -> BrowserProcess:

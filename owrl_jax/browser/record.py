@@ -18,7 +18,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, quote_plus
@@ -27,7 +27,7 @@ import msgspec
 
 from owrl_jax.browser.config import SandboxConfig
 from owrl_jax.browser.elements import FieldFacts
-from owrl_jax.browser.redact import REDACTED, redact_call, redact_text, redact_url
+from owrl_jax.browser.redact import REDACTED, redact_call, redact_text, redact_url, spelt
 from owrl_jax.browser.safety import Safety
 from owrl_jax.outcome import Outcome, Phase, Reason
 from owrl_jax.types import CallResult, Screenshot, Settle, StepResult, Task, ToolCall
@@ -35,6 +35,7 @@ from owrl_jax.types import CallResult, Screenshot, Settle, StepResult, Task, Too
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
+_SHORTEST = 3  # characters of a secret that is looked for everywhere
 _SECRET_HEADERS = frozenset({"cookie", "set-cookie", "authorization", "proxy-authorization"})
 
 
@@ -90,7 +91,7 @@ class RecordingSandbox:
         self.folder = folder
         self._config = config
         self._step = 0
-        self._secrets: set[str] = set()
+        self._secrets = _Secrets()
         self._failed: Outcome | None = None
         self._closed = False
 
@@ -113,11 +114,14 @@ class RecordingSandbox:
         await self.inner.close()
         if not self._closed:
             self._closed = True
-            await self._write(lambda: redact_har(self.folder / "traffic.har", self._secrets), Phase.RELEASE)
+            await self._write(
+                lambda: redact_har(self.folder / "traffic.har", self._secrets.texts, self._secrets.typed),
+                Phase.RELEASE,
+            )
 
     async def _keep(self, calls: Sequence[ToolCall], result: StepResult, phase: Phase) -> StepResult:
         shot = result.observation.screenshot if result.observation else None
-        self._secrets |= _secrets_of(calls, result.results)
+        self._secrets.note(calls, result.results)
         entry = _entry(self._step, calls, result)
         failed = await self._write(lambda: self._append(entry, shot), phase)
         return result if failed is None or result.outcome is not None else dataclasses.replace(result, outcome=failed)
@@ -158,14 +162,26 @@ class RecordingSandbox:
             path = screenshot_path(self.folder, shot.sha256, shot.format)
             if not path.exists():
                 path.write_bytes(shot.data)
-        line = self._blank(msgspec.json.encode(entry).decode())
+        line = msgspec.json.encode(self._blank(entry)).decode()
         with open(self.folder / "actions.jsonl", "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def _blank(self, text: str) -> str:
-        for secret in sorted(self._secrets, key=len, reverse=True):
-            text = text.replace(json.dumps(secret)[1:-1], REDACTED).replace(secret, REDACTED)
-        return text
+    def _blank(self, entry: Entry) -> Entry:
+        """The entry without secrets, in whatever the policy or the page put into it; names of ours stay as they are."""
+        if not self._secrets.texts:
+            return entry
+        clean = self._secrets.clean
+        return dataclasses.replace(
+            entry,
+            calls=tuple(dataclasses.replace(c, arguments=clean(c.arguments)) for c in entry.calls),
+            results=tuple(
+                dataclasses.replace(r, feedback=clean(r.feedback), facts=clean(r.facts)) for r in entry.results
+            ),
+            url=clean(entry.url),
+            title=clean(entry.title),
+            changes=clean(entry.changes),
+            answer=clean(entry.answer),
+        )
 
 
 def screenshot_path(folder: Path, sha256: str, format: str) -> Path:
@@ -173,20 +189,19 @@ def screenshot_path(folder: Path, sha256: str, format: str) -> Path:
     return folder / "screenshots" / f"{sha256}.{format}"
 
 
-def redact_har(path: Path, secrets: Iterable[str]) -> None:
+def redact_har(path: Path, secrets: Iterable[str], typed: bool) -> None:
     """Takes cookies, credentials and `secrets` out of a HAR, in place; the old file stands until the new one is whole.
 
-    Where a secret was typed, bodies of requests go altogether, since pages send fields letter by letter. (A replay then
-    aborts requests that are told apart by their body alone.) A HAR that does not exist (the context never opened) is no
-    error.
+    Where a secret was `typed`, bodies of requests go altogether, since pages send fields letter by letter. (A replay
+    then aborts requests that are told apart by their body alone.) A HAR that does not exist (the context never opened)
+    is no error.
     """
     if not path.exists():
         return
-    secrets = set(secrets)
     har = json.loads(path.read_text(encoding="utf-8"))
     for entry in har["log"]["entries"]:
         posted = entry["request"].get("postData")
-        if secrets and posted:
+        if typed and posted:
             posted.update({"text": REDACTED, "params": []})
         for message in (entry["request"], entry["response"]):
             message["headers"] = [h for h in message["headers"] if h["name"].lower() not in _SECRET_HEADERS]
@@ -199,21 +214,66 @@ def redact_har(path: Path, secrets: Iterable[str]) -> None:
     os.replace(fresh, path)
 
 
+def _quote_all(text: str) -> str:
+    return quote(text, safe="")
+
+
 def _field(result: CallResult) -> FieldFacts | None:
     """The field that a call typed into, as the sandbox describes it; None if it typed into none."""
-    facts = result.facts.get("field") or {}
-    tag, type_, name, label = (str(facts.get(key) or "") for key in ("tag", "type", "name", "label"))
-    return FieldFacts(tag=tag, type=type_, name=name, label=label) if facts else None
+    facts = result.facts.get("field")
+    return FieldFacts.of(facts) if facts else None
 
 
-def _secrets_of(calls: Sequence[ToolCall], results: Sequence[CallResult]) -> set[str]:
-    """What was typed into fields that hold secrets, as it is and as it stands in URLs and forms."""
-    found: set[str] = set()
-    for call, result in zip(calls, results, strict=False):
-        field, text = _field(result), call.arguments.get("message")
-        if call.name == "write" and field is not None and field.is_secret and isinstance(text, str) and text.strip():
-            found |= {text, quote(text), quote(text, safe=""), quote_plus(text)}
-    return found
+class _Secrets:
+    """What was typed into fields that hold secrets, as it is and as it stands in URLs and forms.
+
+    Attributes:
+      texts: to be taken out wherever they stand. Text of one or two characters is not: it would take everything.
+      typed: whether there was any, however short.
+    """
+
+    def __init__(self) -> None:
+        self.texts: set[str] = set()
+        self.typed = False
+        self._spelt = ""  # by single keys, over any number of calls
+
+    def note(self, calls: Sequence[ToolCall], results: Sequence[CallResult]) -> None:
+        """Learns what calls typed, from the fields that their results name."""
+        for call, result in zip(calls, results, strict=False):
+            field = _field(result)
+            if field is None or not field.is_secret or call.name not in ("write", "press_keys"):
+                self._spelt = ""
+                continue
+            self.typed = True
+            if call.name == "write":
+                self._spelt = ""
+                self._note_text(call.arguments.get("message"))
+                continue
+            keys = call.arguments.get("keys")
+            for key in [keys] if isinstance(keys, str) else keys or ():
+                # A named key may lead to another field: what is spelt after it is a text of its own.
+                if not spelt(key):
+                    self._note_text(self._spelt)
+                self._spelt = self._spelt + spelt(key) if spelt(key) else ""
+            self._note_text(self._spelt)
+
+    def clean(self, value: Any) -> Any:
+        """`value` (text, or lists and mappings of it) without the texts."""
+        if isinstance(value, str):
+            for text in sorted(self.texts, key=len, reverse=True):
+                value = value.replace(text, REDACTED)
+            return value
+        if isinstance(value, Mapping):
+            return {key: self.clean(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.clean(item) for item in value]
+        return value
+
+    def _note_text(self, text: object) -> None:
+        if isinstance(text, str) and len(text.strip()) >= _SHORTEST:
+            # Pages send a field letter by letter: the better part of a secret is one.
+            parts = {text} | {text[:end] for end in range(max(_SHORTEST + 2, len(text) // 2 + 1), len(text))}
+            self.texts |= {form(part) for part in parts for form in (str, quote, _quote_all, quote_plus)}
 
 
 def _entry(step: int, calls: Sequence[ToolCall], result: StepResult) -> Entry:

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 from owrl_jax.types import ToolCall
 
 REDACTED = "[redacted]"
+_SHIFTED = str.maketrans("1234567890", "!@#$%^&*()")
 
 
 class SecretField(Protocol):
@@ -119,6 +120,14 @@ def redact_call(call: ToolCall, field: SecretField | None = None) -> ToolCall:
     return dataclasses.replace(call, arguments={k: _deep(v) for k, v in call.arguments.items()})
 
 
+def spelt(key: str) -> str:
+    """The character that a key of `press_keys` types (`a`, `Shift+a`); empty for names such as Enter."""
+    if len(key) != 1 and key[-2:-1] != "+":
+        return ""
+    shifted = "shift+" in key.lower()
+    return key[-1].upper().translate(_SHIFTED) if shifted else key[-1]
+
+
 class RedactingFilter(logging.Filter):
     """Attach to a handler: no record of any logger then carries a secret that `redact_text` knows."""
 
@@ -150,7 +159,9 @@ def _deep(value: object) -> object:
 def _hide_keys(value: object) -> object:
     if isinstance(value, list):
         return [_hide_keys(v) for v in value]
-    return REDACTED if isinstance(value, str) and len(value) == 1 else value
+    if not isinstance(value, str) or not spelt(value):
+        return value
+    return value[:-1] + REDACTED
 
 
 def _credential(match: re.Match[str]) -> str:

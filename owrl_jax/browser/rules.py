@@ -102,11 +102,19 @@ class Rules:
         return self.safety.guards.check_write(await _facts(element), text)
 
 
-async def wall(tab: Tab, requested_url: str = "") -> Wall | None:
-    """The wall that a page is, if it is one that keeps visitors out."""
+async def wall(tab: Tab, requested_url: str = "", *, excepted: bool = False) -> Wall | None:
+    """The wall that a page is, if it is one that keeps visitors out.
+
+    Args:
+      tab: shows the page.
+      requested_url: where the episode began.
+      excepted: whether the host is one that the operator excepted. A form to sign in is part of the task there,
+        whatever its address is; all other walls are walls there too.
+    """
     data = await tab.world.evaluate(COLLECT_JS)
     facts = PageFacts.read(data, status=tab.document.status, headers=tab.document.headers, requested_url=requested_url)
-    return classify(facts)
+    found = classify(facts)
+    return None if excepted and found is not None and found.detail == "login_wall" else found
 
 
 async def _facts(element: Element) -> ElementFacts | None:

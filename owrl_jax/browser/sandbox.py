@@ -448,13 +448,14 @@ class Sandbox:
             return None
         self._judged = tab.document
         try:
-            wall = await rules.wall(tab, self._start_url)
+            excepted = self.rules.is_exception(tab.url)
+            wall = await rules.wall(tab, self._start_url, excepted=excepted)
             patience = time.monotonic() + _BLANK_S
             while wall is not None and wall.detail == "blank_page" and time.monotonic() < patience:
                 # A page drawn by scripts may be empty for a while; a blank one stays so.
                 await tab.pulse.wait(0.5)
                 await settle(tab, self.config.settle, grace_s=0.0, until=time.monotonic() + 2.0)
-                wall = await rules.wall(tab, self._start_url)
+                wall = await rules.wall(tab, self._start_url, excepted=excepted)
         except Exception as error:
             if isinstance(error, faults.DeadlineExceeded) or faults.is_gone(error) or faults.is_stale_context(error):
                 self._judged = None  # the document was replaced meanwhile: the next one is looked at

@@ -143,7 +143,7 @@ def _missing(
         ("load", loading and bool(tab.foreign_blocking(caps.foreign_s)), caps.load_s),
         ("fonts", probe["fonts"] == "loading", caps.fonts_s),
         ("images", probe["images"] > 0, caps.images_s),
-        ("requests", bool(tab.own_requests(caps.request_s)), caps.total_s),
+        ("requests", bool(tab.own_requests(caps.request_s, caps.request_again_s, caps.silent_s)), caps.total_s),
         ("render", now - tab.last_own_finish < caps.render_s, caps.total_s),
         ("quiet", still_for < caps.quiet_s, max(quiet_cap, tab.last_own_finish - since + quiet_cap)),
     )

@@ -48,6 +48,7 @@ class Stage:
         self.happenings = Happenings()
         self.pulse = Pulse()
         self.tabs: list[Tab] = []
+        self.slow: dict[str, float] = {}  # see Tab
         self.dialogs_in_step = 0
         self.popups_in_step = 0
         self.download_count = 0
@@ -250,7 +251,7 @@ class Stage:
     def _add(self, page: Any, opener: Tab | None) -> Tab:
         width, height = self.config.viewport
         metrics = {"width": width, "height": height, "deviceScaleFactor": self.config.dpr, "mobile": False}
-        tab = Tab(page, timeout_s=self.config.deadlines.cdp_s, metrics=metrics, opener=opener)
+        tab = Tab(page, timeout_s=self.config.deadlines.cdp_s, metrics=metrics, opener=opener, slow=self.slow)
         self.tabs.append(tab)
         page.on("download", lambda download: self._spawn(self._on_download(download)))
         page.on("filechooser", lambda chooser: self._on_file_chooser())

@@ -43,13 +43,31 @@ class Pulse:
 
 @dataclasses.dataclass
 class Request:
-    """A request that content may depend on, in flight."""
+    """A request that content may depend on, in flight.
+
+    Attributes:
+      key: method and address without query.
+      started, heard: when it was sent, and when the server last said something (0 if it has not), monotonic seconds.
+      own: whether it went to the page's own site.
+      length: bytes that the whole answer has; None if the server did not say.
+      received: bytes of them that have come.
+      packed: whether bytes are counted before they are unpacked.
+    """
 
     key: str
     started: float
     own: bool
     kind: str
     loader_id: str
+    heard: float = 0.0
+    length: int | None = None
+    received: int = 0
+    packed: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the answer has come. The browser calls it finished only once the page has read it."""
+        return bool(self.heard) and self.length is not None and self.received >= self.length
 
 
 @dataclasses.dataclass
@@ -70,9 +88,18 @@ class Tab:
     """One open page."""
 
     def __init__(
-        self, page: Any, *, timeout_s: float, metrics: dict[str, Any] | None = None, opener: Tab | None = None
+        self,
+        page: Any,
+        *,
+        timeout_s: float,
+        metrics: dict[str, Any] | None = None,
+        opener: Tab | None = None,
+        slow: dict[str, float] | None = None,
     ) -> None:
         self.page = page
+        # Addresses that once were not answered while they were waited for, and how long that was; the same for all tabs
+        # of an episode. Long polls, mostly.
+        self.slow: dict[str, float] = {} if slow is None else slow
         self.metrics = metrics
         self.opener = opener
         self.timeout_s = timeout_s
@@ -122,6 +149,7 @@ class Tab:
                 ("Page.loadEventFired", self._on_something),
                 ("Network.requestWillBeSent", self._on_request),
                 ("Network.responseReceived", self._on_response),
+                ("Network.dataReceived", self._on_data),
                 ("Network.loadingFinished", self._on_finished),
                 ("Network.loadingFailed", self._on_failed),
             ):
@@ -171,14 +199,29 @@ class Tab:
         self.navigation_error = ""
         self.unanswered_input = 0.0
 
-    def own_requests(self, youngest_s: float) -> list[Request]:
-        """Content requests of the page's own site in flight that are young and no polls."""
+    def own_requests(self, youngest_s: float, again_s: float, silent_s: float) -> list[Request]:
+        """Content requests of the page's own site in flight that are young and no polls.
+
+        Args:
+          youngest_s: age at which one is not waited for any more.
+          again_s: the same for an address that reached `youngest_s` before; it is taken at its word again once it
+            answers in that time.
+          silent_s: how long one whose answer has begun may say nothing. A stream is silent, and so is an answer that
+            the page does not read.
+        """
         now = time.monotonic()
-        return [
-            r
-            for r in self.requests.values()
-            if r.own and now - r.started < youngest_s and self.document.asked.get(r.key, 0) < _POLL_COUNT
-        ]
+        waited_for = []
+        for request in self.requests.values():
+            age = now - request.started
+            if not request.own or self.document.asked.get(request.key, 0) >= _POLL_COUNT:
+                continue
+            if age >= youngest_s and not request.heard:
+                self.slow[request.key] = youngest_s
+            if age >= (again_s if request.key in self.slow else youngest_s):
+                continue
+            if not request.heard or now - request.heard < silent_s:
+                waited_for.append(request)
+        return waited_for
 
     def foreign_blocking(self, youngest_s: float) -> list[Request]:
         """Scripts and style sheets of other sites in flight: a page that is loading may need them."""
@@ -317,6 +360,13 @@ class Tab:
         self.pulse.fire()
 
     def _on_response(self, event: dict[str, Any]) -> None:
+        request = self.requests.get(event["requestId"])
+        if request is not None:
+            headers = {k.lower(): v for k, v in event["response"].get("headers", {}).items()}
+            length = headers.get("content-length", "")
+            request.length = int(length) if length.isdecimal() else None
+            request.packed = "content-encoding" in headers
+            self._heard(event["requestId"], request, 0)
         if event.get("type") == "Document" and event.get("frameId") == self.frame_id:
             response = event["response"]
             answer = {
@@ -330,6 +380,18 @@ class Tab:
             else:
                 self._answers[event.get("loaderId", "")] = answer
             self.pulse.fire()
+
+    def _on_data(self, event: dict[str, Any]) -> None:
+        request = self.requests.get(event["requestId"])
+        if request is not None:
+            size = event.get("encodedDataLength", 0) if request.packed else event.get("dataLength", 0)
+            self._heard(event["requestId"], request, size)
+
+    def _heard(self, request_id: str, request: Request, size: int) -> None:
+        request.heard = time.monotonic()
+        request.received += size
+        if request.whole:
+            self._end(request_id)
 
     def _on_finished(self, event: dict[str, Any]) -> None:
         self._end(event["requestId"])
@@ -350,6 +412,8 @@ class Tab:
         request = self.requests.pop(request_id, None)
         if request is not None and request.own:
             self.last_own_finish = time.monotonic()
+            if request.heard and request.heard - request.started < self.slow.get(request.key, 0.0):
+                del self.slow[request.key]
         self.pulse.fire()
 
 

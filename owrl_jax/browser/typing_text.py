@@ -35,7 +35,7 @@ class Keyboard:
             return
         down: list[str] = []
         try:
-            for key in chord:
+            for key in map(_place, chord) if "Shift" in chord else chord:
                 await self._send(self._keyboard.down(key))
                 down.append(key)
         finally:
@@ -64,6 +64,13 @@ class Keyboard:
         await self.press((modifier, "a"))
         await self.press(("Backspace",))
         return True
+
+
+def _place(key: str) -> str:
+    """Where a letter or digit lies on the keyboard: the key there types what Shift makes of it."""
+    if len(key) != 1 or not key.isascii() or not key.isalnum():
+        return key
+    return f"Digit{key}" if key.isdigit() else f"Key{key.upper()}"
 
 
 def _on_keyboard(char: str) -> bool:

@@ -118,6 +118,38 @@ async def test_nothing_secret_reaches_the_disk(site, tmp_path):
     assert b"[redacted]" in written
 
 
+@pytest.mark.parametrize("field", ["type=password", "autocomplete=one-time-code"])
+@pytest.mark.parametrize("way", ["one call", "a call for each key", "by way of another field"])
+async def test_a_secret_that_is_typed_key_by_key_does_not_reach_the_disk(site, tmp_path, field, way):
+    secret = "Qz7kwv"
+    site.answers["/pin"] = Answer(
+        body=f"<title>in</title><body style='margin:0'><input id=u style='position:absolute;left:5px;top:20px;"
+        f"width:90px;height:40px'><input id=p {field} style='position:absolute;left:425px;top:20px;width:190px;"
+        "height:40px'><script>p.oninput=()=>fetch('/check?p='+p.value,{method:'POST',body:'p='+p.value})"
+        "</script>".encode()
+    )
+    site.answers["/check"] = Answer(body=b"no", kind="text/plain")
+    keys = ["Shift+q", *secret[1:]]
+    other = click((50, 40))
+    turns = {
+        "one call": [[click(FIELD), call("press_keys", keys=keys)]],
+        "a call for each key": [[click(FIELD), *(call("press_keys", keys=[key]) for key in keys)]],
+        "by way of another field": [[other, call("press_keys", keys=["a", "Tab", *keys])]],
+    }[way]
+    async with pool_on(site.port, record_dir=tmp_path) as pool, pool.episode() as sandbox:
+        observed(await sandbox.reset(task(site.url + "/pin")))
+        for calls in turns:
+            result = await sandbox.step(calls)
+            assert [r.status for r in result.results] == ["ok"] * len(calls), result.results
+        assert await sandbox.inner.inner.stage.active.page.evaluate("p.value") == secret
+        await sandbox.step([call("wait", seconds=1)])
+    (recorded,) = tmp_path.iterdir()
+    written = b"\n".join(p.read_bytes() for p in recorded.rglob("*.*") if p.suffix != ".png").decode()
+    assert "/check" in written and "press_keys" in written
+    for spelling in (secret, secret[1:], secret[:-1], json.dumps(keys), ", ".join(secret[1:4]), '"k", "w"', '"k","w"'):
+        assert spelling not in written, spelling
+
+
 async def test_a_full_disk_ends_the_episode_and_keeps_what_was_written(site, tmp_path):
     async with pool_on(site.port, record_dir=tmp_path) as pool, pool.episode() as sandbox:
         observed(await sandbox.reset(task(site.url + "/light")))

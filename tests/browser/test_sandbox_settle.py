@@ -108,6 +108,77 @@ async def test_pages_that_never_rest_do_not_hold_us(world, kind):
         assert e.seconds < MOMENT_S, e.observation.settle
 
 
+@pytest.mark.parametrize("kind", ["short", "long", "no length", "promise kept"])
+async def test_an_answer_that_the_page_never_reads_does_not_hold_us(world, kind):
+    """The browser calls such a request finished never, or when the garbage is collected."""
+
+    async def bits():
+        yield b"a piece"
+
+    async def answer(request):
+        if kind == "no length":
+            return Response(stream=bits(), content_type="text/plain")
+        return Response("x" * (300_000 if kind == "long" else 2), content_type="text/plain")
+
+    world.server.route("/unread", answer)
+    keep = ".then(r=>window.kept=r)" if kind == "promise kept" else ""
+    world.server.page(
+        "/writes",
+        f"<button style='{box(100, 100)}' onclick=\"fetch('/unread'){keep};this.style.background='#00ff00'\">"
+        "b</button>",
+    )
+    async with world.episode("/writes") as e:
+        await e.click(110, 110)
+        assert e.ok and e.pixel(120, 102)[1] > 200
+        assert e.result.timings_ms["settle"] < 1500, e.observation.settle
+
+
+async def test_an_answer_in_pieces_is_waited_for(world):
+    async def pieces():
+        yield b"#00"
+        for piece in (b"ff", b"00"):
+            await asyncio.sleep(0.3)
+            yield piece
+
+    async def answer(request):
+        return Response(stream=pieces(), content_type="text/plain")
+
+    world.server.route("/pieces", answer)
+    world.server.page(
+        "/reads",
+        f"<button style='{box(100, 100)}' "
+        "onclick=\"fetch('/pieces').then(r=>r.text()).then(t=>document.body.style.background=t)\">b</button>",
+    )
+    async with world.episode("/reads") as e:
+        await e.click(110, 110)
+        assert e.pixel(900, 500) == GREEN_RGB
+
+
+async def test_a_long_poll_is_waited_for_once_and_forgiven_when_it_answers(world):
+    answers = iter([30.0, 30.0, 1.0, 1.0])
+
+    async def poll(request):
+        await asyncio.sleep(next(answers))
+        return Response("#00ff00", content_type="text/plain")
+
+    world.server.route("/poll", poll)
+    world.server.page(
+        "/polls",
+        f"<body><a href=/polls style='{box(100, 100)}'>again</a>"
+        "<script>fetch('/poll?'+Math.random()).then(r=>r.text()).then(t=>document.body.style.background=t)</script>",
+    )
+    async with world.episode("/polls") as e:  # not answered: it may be a slow answer or a poll
+        assert e.result.timings_ms["open"] > 2000
+        await e.click(110, 110)  # a poll, by now
+        assert e.result.timings_ms["settle"] < 1500, e.observation.settle
+        await e.click(110, 110)  # as far as we know still one, but it answers after a second
+        assert e.ok
+        await e.one("wait", seconds=1.5)
+        assert e.pixel(900, 500) == GREEN_RGB
+        await e.click(110, 110)  # and is believed again
+        assert e.pixel(900, 500) == GREEN_RGB and e.result.timings_ms["settle"] > 800
+
+
 async def test_a_page_that_reloads_itself_without_end(world):
     """T25: few looks, one action, no outcome but feedback."""
     world.server.page("/refresh", "<meta http-equiv=refresh content=0><h1>again and again</h1>")
@@ -200,6 +271,23 @@ async def test_broken_pages_and_then_recovery(world):
         assert not e.ok and e.result.outcome is None and e.seconds < MOMENT_S
         said = await e.one("goto_url", url=world.server.url("/calm"))
         assert e.ok and e.observation.active_tab.title == "Calm", said
+
+
+async def test_frames_that_nobody_waits_for_do_not_spoil_the_next_picture(world):
+    """The browser draws one frame at a time, and one that was begun goes on when its drawer is cancelled."""
+    world.server.page(
+        "/heavy",
+        "<body style='margin:0'><canvas id=c width=1280 height=1000></canvas>"
+        "<script>const g=c.getContext('2d');let n=0;"
+        "(function f(){n++;for(let i=0;i<3000;i++){g.fillStyle=`hsl(${n+i},80%,50%)`;"
+        "g.fillRect(i*37%1280,i*91%1000,60,60)}requestAnimationFrame(f)})()</script>",
+    )
+    async with world.episode("/heavy") as e:
+        camera, tab = e.sandbox.stage.camera, e.sandbox.stage.active
+        for n in range(24):
+            async with camera.running():
+                await asyncio.sleep(0.004 * (n % 6))
+            assert not (await camera.take(tab)).stale
 
 
 async def test_image_and_facts_come_from_one_state(world):

@@ -323,6 +323,8 @@ async def test_press_keys(world):
         said = await e.one("press_keys", keys=["backspace"])
         assert '"xx"' in said and await e.js("f.value") == "xx"
         assert not await e.js("k.includes('Control') && k[k.length-1] === 'Control'")
+        await e.one("press_keys", keys=["Shift+q", "shift+1", "q", "Shift"])
+        assert await e.js("f.value") == "xxQ!q"
 
 
 TALL = "<body style='margin:0'>" + "".join(f"<p style='height:100px;margin:0'>row {i}</p>" for i in range(30))

@@ -14,6 +14,8 @@ from owrl_jax.browser.blocks import classify
 from owrl_jax.browser.page_facts import COLLECT_JS, PageFacts
 from owrl_jax.outcome import Owner
 from tests.browser.egress_world import within
+from tests.browser.pages import Response
+from tests.browser.sandbox_world import world_of
 from tests.browser.wall_pages import DECOYS, WALLS
 
 ENGINES = [p for p in ("/usr/bin/chromium-headless-shell", "/usr/bin/chromium") if Path(p).exists()]
@@ -46,6 +48,28 @@ async def test_walls_are_named_and_decoys_are_not(engine):
                 assert wall.outcome().owner == Owner.SITE and wall.confidence >= 0.8 and wall.evidence
         await browser.close()
     assert not wrong, "\n".join(wrong)
+
+
+@within(120)
+async def test_a_form_to_sign_in_is_no_wall_where_the_operator_excepted_the_host():
+    """Local worlds have tasks about signing in, and addresses to match; all other walls stay walls there."""
+    sign_in = "<h1>Please log in to continue</h1><form><input name=user><input type=password><button>Go</button></form>"
+    captcha = "<p>Verify you are human. Complete the CAPTCHA to continue.</p>"
+    async with world_of("frames-on-request") as world:
+        for kind in ("/login-user.html", "/account/login"):
+
+            async def redirect(request, kind=kind):
+                return Response("", status=302, headers={"Location": kind})
+
+            world.server.route("/task", redirect)
+            world.server.page(kind, sign_in)
+            async with world.episode("/task") as e:
+                assert e.result.outcome is None and e.url.endswith(kind)
+                await e.one("goto_url", url=world.server.url("/task"))
+                assert e.ok and e.result.outcome is None
+        world.server.page("/task", captcha, title="Just a moment...")
+        async with world.episode("/task") as e:
+            assert e.result.outcome is not None and e.result.outcome.key == "blocked/captcha"
 
 
 @within(120)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from owrl_jax.browser.elements import ElementFacts, FieldFacts
-from owrl_jax.browser.redact import RedactingFilter, is_card_number, luhn, redact_call, redact_text, redact_url
+from owrl_jax.browser.redact import RedactingFilter, is_card_number, luhn, redact_call, redact_text, redact_url, spelt
 from owrl_jax.types import ToolCall
 
 R = "[redacted]"
@@ -94,8 +94,9 @@ def test_calls_into_secret_fields_lose_their_text_and_others_only_secrets():
     assert redact_call(call, password).arguments == {"message": R}
     assert redact_call(call, FieldFacts(tag="input", type="text")).arguments == {"message": "hunter2"}
     assert redact_call(call, ElementFacts(tag="input", autocomplete="cc-number")).arguments == {"message": R}
-    keys = ToolCall(name="press_keys", arguments={"keys": ["h", "u", "Enter"], "is_hotkey": False})
-    assert redact_call(keys, password).arguments == {"keys": [R, R, "Enter"], "is_hotkey": False}
+    keys = ToolCall(name="press_keys", arguments={"keys": ["h", "Shift+u", "+", "Enter"], "is_hotkey": False})
+    assert redact_call(keys, password).arguments == {"keys": [R, f"Shift+{R}", R, "Enter"], "is_hotkey": False}
+    assert [spelt(key) for key in ("h", "Shift+u", "shift+1", "+", "Enter")] == ["h", "U", "!", "+", ""]
     card = ToolCall(name="write", arguments={"message": "4111111111111111"})
     assert redact_call(card).arguments == {"message": R}
     goto = ToolCall(name="goto_url", arguments={"url": "http://h/?token=a", "deep": [{"password": "x", "n": 1}]})
