@@ -1,6 +1,6 @@
 """Why a request got no answer: one exception a reason, each of which becomes a `PolicyFailed` for the harness.
 
-`reason` is a short word for metrics and HTTP bodies, `status` the HTTP status that says the same. Nothing here needs jax.
+`reason` is a short word for metrics and HTTP bodies, `status` the HTTP status that says the same. No jax here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BadRequest(EngineError):
 
 
 class TruncatedTraining(BadRequest):
-    """A training request asked for top-p or top-k: its log-probs would be of a distribution the learner does not know."""
+    """A training request asked for top-p or top-k: the learner does not know the distribution of its log-probs."""
 
     reason = "truncated_training"
 

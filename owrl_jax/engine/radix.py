@@ -48,7 +48,7 @@ def content_keys(ids: Sequence[int], images: Sequence[tuple[int, int, bytes]]) -
 class PrefixTree:
     """Pages by what they hold.
 
-    The tree owns the pages of its nodes. Sessions pin the deepest node of their path with `pin` and let go with `unpin`.
+    The tree owns the pages of its nodes. A session pins the deepest node of its path and lets go with `unpin`.
     """
 
     def __init__(self, page_tokens: int) -> None:

@@ -33,8 +33,8 @@ class EngineSettings:
       prefix_cache: share KV pages of equal prefixes.
       on_publish: what becomes of half-made responses when weights change: "finish" goes on from the old context with
         the new weights, tokens stamped; "restart" begins them anew.
-      weights: "shared" uses the learner's stacked arrays as they are; "own" keeps a copy cut into layers, which products
-        on a CPU read without copying; "auto" is "own" on CPU and "shared" elsewhere.
+      weights: "shared" uses the learner's stacked arrays as they are; "own" keeps a copy cut into layers, which a
+        product on a CPU reads in place; "auto" is "own" on CPU and "shared" elsewhere.
       kv: "compute" stores keys and values in the compute dtype, "int8" with one scale per token and head.
       key_block: keys attended at a time while decoding; a multiple of `page_tokens`.
       deadline_s: for requests that name none; `None`: no deadline.
@@ -85,7 +85,7 @@ class EngineSettings:
             )
         _need(
             self.pages is None or self.pages * self.page_tokens >= self.max_context,
-            f"pages={self.pages} of {self.page_tokens} tokens do not hold one context of max_context={self.max_context}",
+            f"pages={self.pages} of {self.page_tokens} tokens do not hold a context of max_context={self.max_context}",
         )
         _need(self.vision_rows >= 1, f"vision_rows must be at least 1, got {self.vision_rows}")
         _need(self.pictures_kept >= 0, f"pictures_kept must be 0 or more, got {self.pictures_kept}")

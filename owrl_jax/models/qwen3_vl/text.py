@@ -120,7 +120,8 @@ def decode(
     """Runs embedding, all layers and the final norm.
 
     Args:
-      params, axes: the whole parameter tree, and the logical axes of its leaves.
+      params, axes: the whole parameter tree, and the logical axes of its leaves. "deep" and "layers" may be tuples of
+        one tree per layer (see `scan_layers`); caches are then tuples of what each layer has.
       visual: output of the vision tower for these rows, or None if no row holds an image.
       mix: attention between the two halves of a layer.
       caches: for "deep" and "layers", a tree with a leading layer axis handed to `mix` slice by slice (None: no cache).
@@ -149,7 +150,10 @@ def decode(
     for group in ("deep", "layers"):
         if group in params:
             levels = visual.deepstack if visual is not None and group == "deep" else None
-            xs = (levels, caches.get(group))
+            xs: Any = (levels, caches.get(group))
+            if isinstance(params[group], tuple):
+                at = lambda part, i: None if part is None else part[i]  # noqa: E731
+                xs = [(at(levels, i), at(caches.get(group), i)) for i in range(len(params[group]))]
             x, updated[group] = scan_layers(run, body, x, params[group], axes[group], xs)
     norm = Block(RMSNorm, c.model, c.rms_eps)(run.cast(params["norm"]))
     return norm(x), updated
