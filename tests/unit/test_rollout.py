@@ -96,8 +96,11 @@ async def test_every_wish_ends_in_one_group_and_all_of_it_is_in_the_journal(tmp_
     store = ScreenshotStore(tmp_path / "shots")
     for group in groups:
         for trajectory in group.trajectories:
-            assert trajectory.answer == "42" and trajectory.final_screenshot in store
-            assert all(turn.screenshot in store for turn in trajectory.turns)
+            assert trajectory.answer == "42" and trajectory.turns[0].screenshot
+            assert all(
+                (name or "") in store
+                for name in [trajectory.final_screenshot, *(t.screenshot for t in trajectory.turns)]
+            )
 
 
 async def test_faults_are_played_again_and_never_counted():
@@ -154,7 +157,7 @@ async def test_wishes_are_pulled_late_and_groups_are_finished_in_order():
     note, began = [], []
     source = Source(gate=lambda phase: began.append(phase))
     playing = pool(source, limits=RolloutLimits(max_episodes=2))
-    pulled_at_first = None
+    pulled_at_first = 0
     async for _ in playing.run(wishes(6, n=2, note=note)):
         pulled_at_first = pulled_at_first or len(note)
     assert pulled_at_first <= 2  # two places: the second wish at most, the moment a sibling of the first is done
@@ -198,7 +201,7 @@ async def test_the_program_decides_where_there_is_one_and_the_judge_elsewhere(tm
 
     async def judge(trajectory):
         asked.append(trajectory)
-        assert trajectory.final_screenshot in ScreenshotStore(
+        assert (trajectory.final_screenshot or "") in ScreenshotStore(
             tmp_path / "shots"
         )  # evidence is there before the question
         return Verdict(value=VerdictValue.INVALID, judge="down")
