@@ -55,17 +55,24 @@ class ModelSettings:
 
     Attributes:
       size: size of the model by name, such as `4b`; used when there are no weights.
-      weights: folder or hub id of a checkpoint; None starts from random parameters of `size`.
+      weights: folder or hub id of a checkpoint; None starts from random parameters of `size`, with a tokenizer made
+        from the harness's own words.
+      image_area: smallest and largest area of a picture as the model sees it, pixels; None as the model's own files say.
       remat: what the backward pass keeps of a layer: everything, nothing, the attention output, or that in host memory.
     """
 
     size: str = "4b"
     weights: str | None = None
+    image_area: tuple[int, int] | None = None
     remat: Literal["none", "full", "attention", "offload"] = "full"
 
     def __post_init__(self) -> None:
         _need(bool(self.size), "size", self.size, "the name of a model size, such as '4b'")
         _need(self.weights != "", "weights", self.weights, "a folder or a hub id, or null for random parameters")
+        low, high = self.image_area or (1024, 1024)
+        _need(
+            1024 <= low <= high, "image_area", self.image_area, "two areas of at least 1024 pixels, the smaller first"
+        )
 
 
 MESH_AXES = ("replica", "fsdp", "context", "tensor", "expert")
@@ -110,6 +117,8 @@ class BrowserSettings:
       step_s: deadline of one turn's calls with the observation after them, seconds.
       episode_s: deadline of an episode, seconds.
       max_episodes: episodes at one time; None takes what the machine's memory allows.
+      executable: path of the browser, or its kind (`headless_shell`, `chromium`); None takes the best there is.
+      retries: fresh attempts of one episode after a fault of browser, site or engine.
     """
 
     viewport: tuple[int, int] = (1280, 1000)
@@ -117,9 +126,12 @@ class BrowserSettings:
     step_s: float = 45.0
     episode_s: float = 600.0
     max_episodes: int | None = None
+    executable: str | None = None
+    retries: int = 2
 
     def __post_init__(self) -> None:
         _finite(self)
+        _need(self.retries >= 0, "retries", self.retries, "0 or more")
         _need(
             all(100 <= side <= 8192 for side in self.viewport), "viewport", self.viewport, "100 to 8192 pixels a side"
         )
@@ -132,15 +144,19 @@ class BrowserSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """Budgets of one episode.
+    """What the policy is told, and budgets of one episode.
 
     Attributes:
+      prompt: the system prompt: `full` explains the work, `compact` says the format alone, for small models.
+      tools: names of the tools on offer; none named, all of them.
       max_steps: turns before the episode ends in `step_budget`.
       max_context_tokens, max_response_tokens: of one turn's prompt with its response, and of the response.
       screenshots: how many of the newest pictures stay in the context; 1 makes the trunk append-only.
       max_parse_failures: turns in a row that cannot be parsed before the episode ends in `format_error`.
     """
 
+    prompt: Literal["full", "compact"] = "full"
+    tools: tuple[str, ...] = ()
     max_steps: int = 15
     max_context_tokens: int = 32768
     max_response_tokens: int = 1024
@@ -294,14 +310,49 @@ class RlSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """Which tasks: paths or names of task tables, and the split to take from them. No table: the built-in worlds."""
+    """Which tasks.
 
-    tasks: tuple[str, ...] = ()
+    Attributes:
+      tasks: task tables (paths), and local worlds by name: `worlds:starter` for all templates of a site,
+        `worlds:starter/pair_colour` for one.
+      split: which part of the tables to train on.
+      instances: seeds of each template that are trained on.
+      sampling: `uniform`, or `adaptive`: kinds of tasks that the policy solves sometimes, more often than those it
+        always or never solves.
+    """
+
+    tasks: tuple[str, ...] = ("worlds:starter",)
     split: str = "train"
+    instances: int = 1000
+    sampling: Literal["uniform", "adaptive"] = "uniform"
 
     def __post_init__(self) -> None:
-        _need(all(self.tasks), "tasks", self.tasks, "free of empty names")
+        _need(bool(self.tasks) and all(self.tasks), "tasks", self.tasks, "at least one name, none empty")
         _need(bool(self.split), "split", self.split, "the name of a split, such as 'train'")
+        _at_least_one(self, "instances")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalSettings:
+    """How a policy is measured: on held-out tasks, always the same ones.
+
+    Attributes:
+      every: iterations between two evaluations; 0 evaluates before the first and after the last alone.
+      tasks: held-out tasks, spread over the kinds.
+      samples: episodes of each.
+      temperature: 0 is greedy.
+    """
+
+    every: int = 0
+    tasks: int = 100
+    samples: int = 1
+    temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        _finite(self)
+        _at_least_one(self, "tasks", "samples")
+        _need(self.every >= 0, "every", self.every, "0 or more iterations")
+        _need(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -360,6 +411,7 @@ class RunConfig:
     rollout: RolloutSettings = dataclasses.field(default_factory=RolloutSettings)
     rl: RlSettings = dataclasses.field(default_factory=RlSettings)
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
+    eval: EvalSettings = dataclasses.field(default_factory=EvalSettings)
     checkpoint: CheckpointSettings = dataclasses.field(default_factory=CheckpointSettings)
     logging: LoggingSettings = dataclasses.field(default_factory=LoggingSettings)
 

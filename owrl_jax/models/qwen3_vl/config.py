@@ -434,14 +434,23 @@ TINY = ModelConfig(
 )  # fmt: skip
 """No published size: some eight million parameters, for tests of whole runs and benchmarks on a laptop CPU."""
 
+NANO = ModelConfig(
+    text=TextConfig(
+        vocab=1024, model=128, layers=4, heads=4, kv_heads=2, head_dim=32, mlp=384, mrope_section=(6, 5, 5)
+    ),
+    vision=VisionConfig(depth=3, model=64, heads=2, mlp=192, out=128, taps=(0, 1), positions=16),
+    image_token=1000, video_token=1001, vision_start=1002, vision_end=1003,
+)  # fmt: skip
+"""No published size: about one million parameters, to learn a small world from nothing on a laptop CPU."""
+
 
 def preset(name: str) -> ModelConfig:
-    """A published size by name, or "tiny".
+    """A published size by name, or "tiny" or "nano".
 
     Raises:
       ConfigError: naming the known sizes.
     """
-    sizes = PRESETS | {"tiny": TINY}
+    sizes = PRESETS | {"tiny": TINY, "nano": NANO}
     if name not in sizes:
         raise ConfigError(f"unknown model size {name!r}; known: {', '.join(sizes)}")
     return sizes[name]
