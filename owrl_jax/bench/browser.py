@@ -44,8 +44,8 @@ async def _run(*, repeat: int, quick: bool) -> BenchResult:
     from owrl_jax.browser.sandbox import Sandbox
 
     sizes = [2] if quick else [1, 8, 32]
-    steps = 2 if quick else 4 * repeat
-    late_steps = 50 if quick else 500
+    steps = 1 if quick else 4 * repeat
+    late_steps = 12 if quick else 500
     peer_pages = ("light",) if quick else PAGES  # the others take the peer a minute
     async with PageServer() as server:
         engine = BrowserEngine()
