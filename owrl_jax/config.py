@@ -57,7 +57,7 @@ class ModelSettings:
       size: size of the model by name, such as `4b`; used when there are no weights.
       weights: folder or hub id of a checkpoint; None starts from random parameters of `size`, with a tokenizer made
         from the harness's own words.
-      image_area: smallest and largest area of a picture as the model sees it, pixels; None as the model's own files say.
+      image_area: smallest and largest area of a picture as the model sees it, pixels; None as the model's files say.
       remat: what the backward pass keeps of a layer: everything, nothing, the attention output, or that in host memory.
     """
 

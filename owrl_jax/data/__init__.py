@@ -1,0 +1,1 @@
+"""Task sources, data sets of trajectories, and the pipelines over them."""
