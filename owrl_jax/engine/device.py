@@ -18,7 +18,7 @@ import numpy as np
 
 from owrl_jax.engine.request import Token
 from owrl_jax.engine.sampler import Draw, Drawn
-from owrl_jax.engine.session import ImageRun, Segment, Session
+from owrl_jax.engine.session import MAX_STOPS, ImageRun, Segment, Session
 from owrl_jax.engine.settings import EngineSettings
 from owrl_jax.engine.step import GROUPS, Chunk, Programs, Rows
 from owrl_jax.engine.vision_cache import Embedded
@@ -28,8 +28,6 @@ from owrl_jax.models.qwen3_vl.positions import choose_bucket
 from owrl_jax.models.qwen3_vl.table import build_tree
 from owrl_jax.models.qwen3_vl.vision import VisionInput
 from owrl_jax.models.run import Params, Run
-
-MAX_STOPS = 8
 
 
 @dataclasses.dataclass(kw_only=True)

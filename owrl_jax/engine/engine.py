@@ -23,17 +23,14 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from owrl_jax.agent.policy import Generation, Leaf, PolicyFailed, Sampling
-from owrl_jax.engine.device import MAX_STOPS, Device
+from owrl_jax.engine.device import Device
 from owrl_jax.engine.errors import (
-    BadPicture,
     BadRequest,
     Closed,
     DeadlineExceeded,
@@ -41,66 +38,20 @@ from owrl_jax.engine.errors import (
     NotFinite,
     NoWeights,
     Overloaded,
-    PromptTooLong,
-    TruncatedTraining,
 )
+from owrl_jax.engine.intake import Intake
 from owrl_jax.engine.request import Completion, Request, SpecialTokens, Token
 from owrl_jax.engine.scheduler import Scheduler
-from owrl_jax.engine.session import ImageRun, Plan, Session, State, digest_of
+from owrl_jax.engine.session import Plan, Session, State
 from owrl_jax.engine.settings import EngineSettings
-from owrl_jax.models.processor import BadImage, ImageProcessor, Patches
+from owrl_jax.engine.stats import EngineStats
+from owrl_jax.models.processor import ImageProcessor
 from owrl_jax.models.qwen3_vl.config import ModelConfig
-from owrl_jax.models.qwen3_vl.positions import mrope_positions
 from owrl_jax.models.run import Params, Run
 
 log = logging.getLogger(__name__)
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineStats:
-    """Plain numbers since the start; those named `_now` are of this moment.
-
-    Attributes:
-      prompt_tokens_asked, prompt_tokens_cached, prompt_tokens_computed: of admitted requests; asked is the sum of the
-        other two once their prompts are computed.
-      tokens_recomputed: keys computed again after a preemption or a change of weights.
-      vision_hits, vision_misses, pictures_encoded: of the embedding cache.
-      recompiles: programs compiled by the engine's thread after the start; 0 unless something is wrong.
-    """
-
-    version: int = -1
-    requests_submitted: int = 0
-    requests_completed: int = 0
-    requests_failed: int = 0
-    requests_refused: int = 0
-    requests_cancelled: int = 0
-    prompt_tokens_asked: int = 0
-    prompt_tokens_cached: int = 0
-    prompt_tokens_computed: int = 0
-    tokens_recomputed: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    pages_evicted: int = 0
-    vision_hits: int = 0
-    vision_misses: int = 0
-    pictures_encoded: int = 0
-    steps: int = 0
-    prefill_calls: int = 0
-    decode_calls: int = 0
-    decode_steps: int = 0
-    pages_copied: int = 0
-    recompiles: int = 0
-    publishes: int = 0
-    device_failures: int = 0
-    pages_total: int = 0
-    pages_used_now: int = 0
-    pages_cached_now: int = 0
-    waiting_now: int = 0
-    running_now: int = 0
-    start_s: float = 0.0
-    busy_s: float = 0.0
 
 
 class Engine:
@@ -131,7 +82,6 @@ class Engine:
         self.settings = settings or EngineSettings()
         self.run = run or Run()
         self._clock = clock
-        self._stop = tuple(dict.fromkeys((special.im_end, special.endoftext)))
         banned = {special.image_pad, special.video_pad, config.image_token, config.video_token}
         self._banned = tuple(sorted(i for i in banned if 0 <= i < config.text.vocab))
         self._scheduler = Scheduler(self.settings)
@@ -140,7 +90,7 @@ class Engine:
         self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued = 0  # accepted and not yet admitted
-        self._pictures: OrderedDict[bytes, Patches] = OrderedDict()
+        self._intake = Intake(config, processor, special, self.settings)
         self._version = -1
         self._counts: dict[str, int] = dict.fromkeys(
             ("submitted", "completed", "failed", "refused", "cancelled", "tokens", "steps", "publishes", "broken"), 0
@@ -205,7 +155,7 @@ class Engine:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
-    def _on_event(self, event: str, duration: float, **_: Any) -> None:
+    def _on_event(self, event: str, duration_secs: float, **_: Any) -> None:
         # Listeners run in the thread that compiles.
         if event == _COMPILED and threading.current_thread() is self._thread:
             self._recompiles += 1
@@ -306,7 +256,7 @@ class Engine:
     def _prepare(self, number: int, arrived: float, request: Request, future: concurrent.futures.Future) -> None:
         """Turns a request into a session, on a thread of its own."""
         try:
-            session = self._session(number, arrived, request, future)
+            session = self._intake.session(number, arrived, request, future)
         except EngineError as error:
             self._leave_queue()
             self._end(future, error)
@@ -320,80 +270,6 @@ class Engine:
     def _leave_queue(self) -> None:
         with self._lock:
             self._queued -= 1
-
-    def _session(self, number: int, arrived: float, request: Request, future: Any) -> Session:
-        ids = np.asarray(request.ids, np.int64)
-        vocab, longest = self.config.text.vocab, self.settings.max_context
-        if ids.min() < 0 or ids.max() >= vocab:
-            raise BadRequest(f"prompt ids must lie in 0..{vocab - 1}, got {ids.min()}..{ids.max()}")
-        if len(ids) >= longest:
-            raise PromptTooLong(f"a prompt of {len(ids)} tokens leaves no room in a context of {longest}")
-        sampling = request.sampling
-        if request.training and (sampling.top_p < 1 or sampling.top_k > 0):
-            raise TruncatedTraining(
-                f"a response to train on needs top_p=1 and top_k=0, got {sampling.top_p} and {sampling.top_k}: "
-                "the learner's log-probs are those of the whole distribution"
-            )
-        stop = self._stop if request.stop is None else tuple(dict.fromkeys(request.stop))
-        if len(stop) > MAX_STOPS:
-            raise BadRequest(f"at most {MAX_STOPS} stop ids are supported, got {len(stop)}")
-        if request.top_logprobs > self.settings.top_logprobs:
-            raise BadRequest(f"top_logprobs is at most {self.settings.top_logprobs} here, got {request.top_logprobs}")
-        images, positions, following = self._images(ids, request.pictures)
-        deadline_s = request.deadline_s or self.settings.deadline_s
-        return Session(
-            number=number,
-            request=request,
-            future=future,
-            positions=positions,
-            next_position=following,
-            images=images,
-            limit=min(sampling.max_new_tokens, longest - len(ids)),
-            stop=stop,
-            deadline=float("inf") if deadline_s is None else arrived + deadline_s,
-            arrived=arrived,
-        )
-
-    def _images(self, ids: np.ndarray, pictures: tuple[bytes, ...]) -> tuple[tuple[ImageRun, ...], np.ndarray, int]:
-        if pictures and self.config.vision is None:
-            raise BadPicture(f"this is a text-only model, but the request has {len(pictures)} pictures")
-        merge = self.config.vision.merge if self.config.vision else 2
-        found = [(digest_of(data), self._patches(n, data)) for n, data in enumerate(pictures)]
-        try:
-            rope = mrope_positions(ids, [p.grid for _, p in found], image_token_id=self.config.image_token, merge=merge)
-        except ValueError as error:
-            raise BadRequest(str(error)) from error
-        runs, places = [], np.flatnonzero(ids == self.config.image_token)
-        used = 0
-        for digest, patches in found:
-            start = int(places[used])
-            runs.append(ImageRun(start=start, end=start + patches.tokens, digest=digest, patches=patches))
-            used += patches.tokens
-        return tuple(runs), rope.positions, int(rope.next_position[0])
-
-    def _patches(self, number: int, data: bytes) -> Patches:
-        """A decoded picture, from memory if it was asked about lately."""
-        digest = digest_of(data)
-        with self._lock:
-            if digest in self._pictures:
-                self._pictures.move_to_end(digest)
-                return self._pictures[digest]
-        assert self.processor is not None
-        try:
-            patches = self.processor.process(data)
-        except BadImage as error:
-            raise BadPicture(f"picture {number}: {error}") from error
-        most = min(self.settings.patch_buckets[-1], self.settings.vision_rows * self.processor.merge_size**2)
-        if len(patches.patches) > most:
-            raise BadPicture(
-                f"picture {number} has {len(patches.patches)} patches and the engine takes {most}: lower max_tokens or "
-                "max_area of the image processor, or raise patch_buckets and vision_rows"
-            )
-        with self._lock:
-            self._pictures[digest] = patches
-            while len(self._pictures) > self.settings.pictures_kept:
-                self._pictures.popitem(last=False)
-        return patches
 
     # --- the thread -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import concurrent.futures
 import dataclasses
 import enum
 import hashlib
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,9 @@ from owrl_jax.engine.radix import Node, content_keys
 from owrl_jax.engine.request import Completion, Request, Token
 from owrl_jax.engine.vision_cache import Embedded
 from owrl_jax.models.processor import Patches
+
+MAX_STOPS = 8
+"""Most ids that may end one response."""
 
 
 class State(enum.Enum):
@@ -170,6 +172,3 @@ class Plan:
     def empty(self) -> bool:
         """Nothing to do."""
         return not (self.encode or self.prefill or self.decode)
-
-
-Failure = tuple[Session, Any]
