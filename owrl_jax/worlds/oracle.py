@@ -88,6 +88,8 @@ class PageProbe:
     """
 
     def __init__(self, sandbox: Any):
+        while (inner := getattr(sandbox, "inner", None)) is not None:  # leased or recorded: look at the page itself
+            sandbox = inner
         self._sandbox = sandbox
 
     async def evaluate(self, script: str, argument: Any = None) -> Any:
