@@ -199,6 +199,15 @@ class Journal:
         return len(self._trajectories)
 
     @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where the lines of its trajectories begin, in order; the `members` of a group are some of these."""
+        return tuple(self._trajectories)
+
+    def entry(self, offset: int) -> Entry:
+        """The line that begins at a byte offset."""
+        return self._read(offset)
+
+    @property
     def group_ids(self) -> tuple[str, ...]:
         """Ids of all closed groups, in order."""
         return tuple(self._groups)
@@ -226,12 +235,9 @@ class Journal:
         """Policy version when the group's first episode began."""
         return self._read(self._groups[group_id]).version
 
-    def unspent(self, *, before: int) -> tuple[str, ...]:
-        """Closed groups that no iteration below `before` has trained on, oldest first.
-
-        Groups of a batch of iteration `before` itself are left out: `batches[before]` names them.
-        """
-        spent = {g for iteration, groups in self._batches.items() if iteration <= before for g in groups}
+    def unspent(self) -> tuple[str, ...]:
+        """Closed groups that no batch names, oldest first."""
+        spent = {g for groups in self._batches.values() for g in groups}
         return tuple(g for g in self._groups if g not in spent)
 
     # --- The file --------------------------------------------------------------------------------------------------
