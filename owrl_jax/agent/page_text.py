@@ -18,7 +18,8 @@ TITLE_CHARS = 50
 URL_CHARS = 300
 HEAD_SHARE = 0.7  # of what is kept of a long line; the rest is its tail
 
-_TAGS = ("think", "thinking", "tool_call", "tool_response", "tools", "observation", "user_request", "action", "answer")
+_TAGS = ("think", "thinking", "tool_call", "tool_response", "tools", "function", "parameter", "im_start", "im_end")
+_TAGS += ("observation", "user_request", "action", "answer")
 _TAG = re.compile(rf"<(?=\s*/?\s*(?:{'|'.join(_TAGS)})\b)", re.IGNORECASE)
 _JOINERS = "\u200c\u200d"  # scripts and emoji need them
 
@@ -27,10 +28,12 @@ def inert(text: str) -> str:
     """The text with every tag of the chat format and of our layout defused; line breaks and spaces stay.
 
     `<|im_end|>` becomes `‹|im_end|›`, `</think>` becomes `‹/think>`. Before that, control characters and invisible ones
-    go (they could hide between the letters of a tag), lone surrogates become U+FFFD, and the rest is composed (NFC).
+    go (they could hide between the letters of a tag; those that part lines become spaces), lone surrogates become
+    U+FFFD, and the rest is composed (NFC).
     """
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    composed = unicodedata.normalize("NFC", "".join(c for c in whole if c in "\n\t" or _visible(c)))
+    shown = "".join(c if c in "\n\t" else " " if c.isspace() else c if _visible(c) else "" for c in whole)
+    composed = unicodedata.normalize("NFC", shown)
     return _TAG.sub("‹", composed.replace("<|", "‹|").replace("|>", "|›"))
 
 
@@ -67,7 +70,4 @@ def shorten(line: str, limit: int, dropped: int = 0) -> str:
 
 
 def _visible(char: str) -> bool:
-    category = unicodedata.category(char)
-    if category in ("Zl", "Zp"):
-        return False
-    return category not in ("Cc", "Cf", "Cs", "Cn", "Co") or char in _JOINERS
+    return unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Cn", "Co") or char in _JOINERS

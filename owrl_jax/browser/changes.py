@@ -10,7 +10,7 @@ import collections
 import dataclasses
 from typing import Any
 
-from owrl_jax.browser.text import neutralise
+from owrl_jax.agent.page_text import one_line
 
 SHOWN = 5
 _LABEL = 50
@@ -63,4 +63,4 @@ def _listed(items: collections.Counter[tuple[str, str, str]]) -> str:
 def _name(item: tuple[str, str, str]) -> str:
     kind, type_, label = item
     what = f"{kind} {type_}" if type_ and type_ != "text" else kind
-    return f'{neutralise(what, 30)} "{neutralise(label, _LABEL)}"' if label else neutralise(what, 30)
+    return f'{one_line(what, 30)} "{one_line(label, _LABEL)}"' if label else one_line(what, 30)

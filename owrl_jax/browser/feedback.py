@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from owrl_jax.browser.text import FEEDBACK_CHARS, neutralise
+from owrl_jax.agent.page_text import FEEDBACK_CHARS, one_line
 from owrl_jax.geometry import pixel_to_grid_point
 from owrl_jax.types import CallStatus
 
@@ -33,17 +33,17 @@ FORMATS = {
 
 def line(status: CallStatus, parts: Iterable[str]) -> str:
     """The finished line."""
-    return neutralise(f"{_PREFIX[status]} " + "; ".join(p for p in parts if p), FEEDBACK_CHARS)
+    return one_line(f"{_PREFIX[status]} " + "; ".join(p for p in parts if p), FEEDBACK_CHARS)
 
 
 def quoted(text: object, limit: int = _VALUE) -> str:
     """Page text in quotes."""
-    return f'"{neutralise(text, limit)}"'
+    return f'"{one_line(str(text), limit)}"'
 
 
 def address(url: str) -> str:
     """A web address."""
-    return neutralise(url, _URL)
+    return one_line(url, _URL)
 
 
 def point(grid_point: tuple[float, float]) -> str:
@@ -62,9 +62,9 @@ def element(facts: Mapping[str, Any] | None) -> str:
         return "the empty page"
     traits = []
     if facts["type"] and facts["tag"] in ("input", "button") and facts["type"] not in ("text", "submit"):
-        traits.append(f"type={neutralise(facts['type'], 20)}")
+        traits.append(f"type={one_line(facts['type'], 20)}")
     if facts["role"]:
-        traits.append(f"role={neutralise(facts['role'], 20)}")
+        traits.append(f"role={one_line(facts['role'], 20)}")
     if facts["checked"] is not None:
         traits.append("checked" if facts["checked"] else "not checked")
     for name in ("expanded", "pressed", "selected"):
@@ -72,7 +72,7 @@ def element(facts: Mapping[str, Any] | None) -> str:
             traits.append(name if facts[name] == "true" else f"not {name}")
     if facts["disabled"]:
         traits.append("disabled")
-    what = f"<{' '.join([neutralise(facts['tag'], 30), ', '.join(traits)]).strip()}>"
+    what = f"<{' '.join([one_line(facts['tag'], 30), ', '.join(traits)]).strip()}>"
     return f"{what} {quoted(facts['label'], _LABEL)}" if facts["label"] else what
 
 

@@ -17,11 +17,11 @@ import dataclasses
 import re
 from urllib.parse import urlsplit
 
+from owrl_jax.agent.page_text import one_line
 from owrl_jax.browser import guard_words as words
 from owrl_jax.browser.elements import ElementFacts, FormFacts
 from owrl_jax.browser.policy import Refusal, is_excepted, url_host_port
 from owrl_jax.browser.redact import is_card_number
-from owrl_jax.browser.text import neutralise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ _RULES = {
 
 
 def _refuse(detail: str, element: ElementFacts, what: str = "", caption: str = "") -> Refusal:
-    shown = neutralise(caption or element.caption or element.tag, 60)
+    shown = one_line(caption or element.caption or element.tag, 60)
     lead = what or f'"{shown}" was not activated'
     place = url_host_port(element.url) or url_host_port(element.top)
     return Refusal(detail=detail, host=place[0] if place else "", message=f"{lead}: {_RULES[detail]}.")

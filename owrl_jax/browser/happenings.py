@@ -10,7 +10,7 @@ import dataclasses
 import re
 import unicodedata
 
-from owrl_jax.browser.text import neutralise
+from owrl_jax.agent.page_text import one_line
 
 _DIALOG_TEXT = 160
 _RESERVED = re.compile(r"^(con|prn|aux|nul|com\d|lpt\d)(\..*)?$", re.IGNORECASE)
@@ -39,7 +39,7 @@ class Happenings:
         if self.dialogs <= 3:
             self.lines.append(
                 f"the page showed a{'n' if kind[0] in 'aeiou' else ''} {kind} dialog: "
-                f'"{neutralise(text, _DIALOG_TEXT)}"; it was {answer}'
+                f'"{one_line(text, _DIALOG_TEXT)}"; it was {answer}'
             )
         elif self.dialogs == 4:
             self.lines.append("more dialogs followed")

@@ -15,6 +15,7 @@ import functools
 import re
 from collections.abc import Iterable
 
+from owrl_jax.agent.page_text import one_line
 from owrl_jax.browser.addresses import (
     BadHost,
     IPAddress,
@@ -24,7 +25,6 @@ from owrl_jax.browser.addresses import (
     parse_host,
     private_reason,
 )
-from owrl_jax.browser.text import neutralise
 from owrl_jax.outcome import DETAILS, Outcome, Owner, Phase, Reason
 
 DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
@@ -246,7 +246,7 @@ def _exception_entry(entry: tuple[str, int]) -> tuple[str, int]:
 def _shown(text: str) -> str:
     """Untrusted text as one short printable line; whole URLs lose user info, query and fragment."""
     text = re.split(r"[?#]", text, maxsplit=1)[0]
-    return neutralise(re.sub(r"//[^/@]*@", "//", text), _SHOWN)
+    return one_line(re.sub(r"//[^/@]*@", "//", text), _SHOWN)
 
 
 def url_host_port(url: str) -> tuple[str, int] | None:

@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from owrl_jax.agent.page_text import one_line
 from owrl_jax.browser import faults
 from owrl_jax.browser.capture import Camera
 from owrl_jax.browser.config import SandboxConfig
 from owrl_jax.browser.engine import BrowserEngine, ContextHandle
 from owrl_jax.browser.happenings import Happenings, safe_filename
 from owrl_jax.browser.tabs import Pulse, Tab
-from owrl_jax.browser.text import neutralise
 from owrl_jax.outcome import Reason
 from owrl_jax.types import Tab as TabView
 
@@ -181,8 +181,8 @@ class Stage:
         return tuple(
             TabView(
                 index=i,
-                url=neutralise(tab.url, _URL) or "about:blank",
-                title=neutralise(tab.title, _TITLE),
+                url=one_line(tab.url, _URL) or "about:blank",
+                title=one_line(tab.title, _TITLE),
                 active=tab is front,
             )
             for i, tab in enumerate(self.open_tabs)
@@ -321,7 +321,7 @@ class Stage:
     async def _on_download(self, download: Any) -> None:
         """Waits for a download to end, moves it into the episode's folder, and tells."""
         name = safe_filename(download.suggested_filename or "")
-        shown = neutralise(name, 80)
+        shown = one_line(name, 80)
         self.download_count += 1
         for tab in self.open_tabs:
             tab.pulse.fire()
@@ -361,7 +361,7 @@ class Stage:
             self.happenings.note(line, event="download", name=name, state="failed")
             return
         self.happenings.note(
-            f'"{neutralise(target.name, 80)}" was downloaded ({size} bytes)',
+            f'"{one_line(target.name, 80)}" was downloaded ({size} bytes)',
             event="download",
             name=target.name,
             state="saved",

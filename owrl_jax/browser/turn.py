@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from owrl_jax.agent.page_text import one_line
 from owrl_jax.browser import feedback
 from owrl_jax.browser.settle import Settled
 from owrl_jax.types import CallResult, CallStatus, StepResult, Task, ToolCall
@@ -44,7 +45,7 @@ class Turn:
 
 def shown_name(call: ToolCall) -> str:
     """The name of a call, as harmless text."""
-    return feedback.neutralise(call.name, 30)
+    return one_line(call.name, 30)
 
 
 def result(name: str, status: CallStatus, parts: list[str]) -> CallResult:

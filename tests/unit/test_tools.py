@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 import pytest
 
 from owrl_jax.agent import keys, tools, urls
+from owrl_jax.agent.page_text import FEEDBACK_CHARS, one_line
 from owrl_jax.agent.tools import CheckedCall, Refusal, check_call
-from owrl_jax.browser.text import neutralise
 from owrl_jax.types import ToolCall
 
 # Order, parameters and required ones as released policies know them, written down by hand.
@@ -339,7 +339,7 @@ HOSTILE = [
 def test_page_text_cannot_speak_the_template(text):
     import re
 
-    out = neutralise(text)
+    out = one_line(text, FEEDBACK_CHARS)
     out.encode("utf-8")
     assert not re.search(r"<\s*/?\s*(\||tool_|think|im_)|\|>", out, re.IGNORECASE)
     assert not any(ord(c) < 32 or c in "\u200b\u202e\u2066\u2028" for c in out)
@@ -347,19 +347,19 @@ def test_page_text_cannot_speak_the_template(text):
 
 def test_cutting_cannot_build_a_token():
     for width in range(60, 120):
-        out = neutralise("<" * 40 + "|im_end|>" * 40, width)
+        out = one_line("<" * 40 + "|im_end|>" * 40, width)
         assert "<|" not in out and "|>" not in out and len(out) <= width
 
 
 def test_text_keeps_head_and_tail():
-    out = neutralise("A" * 400 + "B" * 400, 512)
+    out = one_line("A" * 400 + "B" * 400, 512)
     assert len(out) <= 512 and out.startswith("A") and out.endswith("B") and "characters cut" in out
-    assert len(neutralise("z" * 10_000_000, 60)) <= 60
+    assert len(one_line("z" * 10_000_000, 60)) <= 60
 
 
 @hypothesis.given(st.text(alphabet=st.characters(exclude_categories=()), max_size=200), st.integers(12, 100))
 def test_neutral_text_is_one_bounded_line(text, limit):
-    out = neutralise(text, limit)
+    out = one_line(text, limit)
     out.encode("utf-8")
     assert len(out) <= limit and len(out.splitlines()) <= 1
     assert "<|" not in out and "|>" not in out
