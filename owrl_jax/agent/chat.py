@@ -131,12 +131,26 @@ def encode(tokens: ChatTokens, text: str, pictures: Sequence[Picture] = ()) -> t
     return tuple(tokens.expand_images(unexpanded, [picture.tokens for picture in pictures]).ids.tolist())
 
 
-def encode_response(tokens: ChatTokens, text: str) -> tuple[int, ...]:
-    """Ids of a response that was written as words: tags of the format become control tokens, all other words text."""
+def guard_response(tokens: ChatTokens, text: str) -> str:
+    """A response that was written as words, for the template: tags of the format stay tags, all else is mere text."""
     out, rest = "", text
     while rest:
         found = [(rest.index(tag), tag) for tag in _RESPONSE_TAGS if tag in rest]
         at, tag = min(found, default=(len(rest), ""))
-        out += tokens.guard(rest[:at]) + tag
+        out += guard_words(tokens, rest[:at]) + tag
         rest = rest[at + len(tag) :]
-    return (*tokens.encode_template(out).ids.tolist(), tokens.special.im_end)
+    return out
+
+
+def guard_words(tokens: ChatTokens, text: str) -> str:
+    """`Tokens.guard` that leaves white space at both ends outside, where templates look for it to strip it."""
+    core = text.strip()
+    if not core:
+        return text
+    start = text.index(core[0])
+    return text[:start] + tokens.guard(core) + text[start + len(core) :]
+
+
+def encode_response(tokens: ChatTokens, text: str) -> tuple[int, ...]:
+    """Ids of a response that was written as words: tags of the format become control tokens, all other words text."""
+    return (*tokens.encode_template(guard_response(tokens, text)).ids.tolist(), tokens.special.im_end)

@@ -19,8 +19,6 @@ from owrl_jax.engine.chat_prompt import ChatPrompt
 from owrl_jax.engine.request import Completion, Request, Token
 from owrl_jax.engine.service import EngineService
 
-# --- Chat answers ------------------------------------------------------------------------------------------------
-
 
 def _job(asked: api.ChatRequest, prompt: ChatPrompt) -> Request:
     return Request(

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Protocol
 
+from owrl_jax.agent.policy import Sampling
 from owrl_jax.engine import openai_api as api
 from owrl_jax.engine import wire
 from owrl_jax.engine.answer import AnswerReader, TokenBytes
@@ -73,6 +74,18 @@ class ServerConfig:
                 f"max_open, body_bytes and default_max_tokens must be at least 1, got {self.max_open}, "
                 f"{self.body_bytes} and {self.default_max_tokens}"
             )
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuses numbers that the engine's 32-bit arrays cannot hold: they would fail far from their cause.
+
+    Raises:
+      ApiError: 400.
+    """
+    if sampling.top_k >= 2**31:
+        raise ApiError(
+            400, f"top_k must be below 2**31, got a number of {len(str(sampling.top_k))} digits", param="top_k"
+        )
 
 
 class PictureCache:
@@ -148,6 +161,7 @@ class EngineService:
         Raises:
           ApiError: if there is no answer.
         """
+        check_sampling(request.sampling)
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[Token, ...] | None] = asyncio.Queue()
 

@@ -18,61 +18,26 @@ from owrl_jax.agent.policy import FailureKind, Leaf, PolicyFailed, Sampling, Sce
 from owrl_jax.agent.prompt import PromptStyle
 from owrl_jax.agent.spend import Price, SpendingLimit, SpendLedger
 
+from .fake_endpoint import chat_answer, fake_endpoint
 from .harness_world import PICTURES, MemorySandbox, call, page, task, tokenizer
 
 DONE = write("I have it.", [call("done", response="42")])
 
 
-def answer(content: str | None = DONE, *, finish: str = "stop", usage=(1000, 100), **message) -> bytes:
-    body = {
-        "choices": [{"message": {"role": "assistant", "content": content, **message}, "finish_reason": finish}],
-        "usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]},
-    }
-    return b"200 OK\r\n\r\n" + json.dumps(body).encode()
-
-
-class Server:
-    """Gives its answers one after another, the last one for ever.
-
-    An answer is status, headers, an empty line and a body; or `hang`; or `drop` to cut the connection.
-    """
-
-    def __init__(self, *answers: bytes) -> None:
-        self.answers = list(answers)
-        self.requests: list[dict] = []
-        self.headers: list[str] = []
-
-    async def handle(self, reader, writer):
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            length = next(int(h.split(":")[1]) for h in head.split("\r\n") if h.lower().startswith("content-length"))
-            self.headers.append(head)
-            self.requests.append(json.loads(await reader.readexactly(length)))
-            given = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-            if given == b"hang":
-                await asyncio.sleep(30)
-            if given != b"drop":
-                top, body = given.split(b"\r\n\r\n", 1)
-                writer.write(
-                    b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (top, len(body), body)
-                )
-                await writer.drain()
-        writer.close()
+def answer(content: str | None = DONE, **fields) -> bytes:
+    return chat_answer(content, **fields)
 
 
 @contextlib.asynccontextmanager
 async def served(*answers: bytes, ledger=None, **fields):
-    server = Server(*answers)
-    listening = await asyncio.start_server(server.handle, "127.0.0.1", 0)
-    port = listening.sockets[0].getsockname()[1]
-    base = {"attempts": 3, "first_pause_s": 0.01, "longest_pause_s": 0.05, "attempt_s": 5.0, "deadline_s": 10.0}
-    endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model="m", api_key="k3y", **{**base, **fields})
-    policy = OpenAIPolicy(endpoint, tokenizer("small"), ledger=ledger)
-    try:
-        yield policy, server
-    finally:
-        await policy.close()
-        listening.close()
+    async with fake_endpoint(*answers) as (server, url):
+        base = {"attempts": 3, "first_pause_s": 0.01, "longest_pause_s": 0.05, "attempt_s": 5.0, "deadline_s": 10.0}
+        endpoint = Endpoint(base_url=url, model="m", api_key="k3y", **{**base, **fields})
+        policy = OpenAIPolicy(endpoint, tokenizer("small"), ledger=ledger)
+        try:
+            yield policy, server
+        finally:
+            await policy.close()
 
 
 def leaf(**fields) -> Leaf:
