@@ -223,8 +223,22 @@ async def _play(args: PlayArgs) -> int:
         _say(f"Task:  {visit.instruction}\nOpen:  {visit.start_url}")
         if args.open:
             await asyncio.to_thread(webbrowser.open, visit.start_url)
-        said = await asyncio.to_thread(input, "When you are done, type your answer (or just Enter): ")
-        return report(visit, said)
+        print("When you are done, type your answer (or just Enter): ", end="", flush=True)  # noqa: T201 - as above
+        return report(visit, await _line())
+
+
+async def _line() -> str:
+    """One line of standard input, without a thread that would outlive an interrupt; empty at its end."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        loop.add_reader(sys.stdin.fileno(), ready.set)
+    except (PermissionError, NotImplementedError):  # a plain file is always ready; some loops watch none
+        return (await asyncio.to_thread(sys.stdin.readline)).strip()
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+    return sys.stdin.readline().strip()
 
 
 def report(visit: Visit, said: str) -> int:
