@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import tempfile
 import time
 
 import pytest
 
 from owrl_jax.browser import process as processes
+from owrl_jax.browser.cli import main
 from owrl_jax.browser.config import EngineConfig
 from owrl_jax.browser.engine import BrowserEngine
 from owrl_jax.browser.process import BrowserProcess
@@ -80,4 +82,30 @@ async def test_a_launch_that_fails_says_why_and_leaves_no_folder(homes):
         await BrowserProcess.launch(str(homes / "no-browser"), (), tag=fresh_tag(), timeout_s=5)
     with pytest.raises(processes.LaunchError, match="ended at once with code 1"):
         await BrowserProcess.launch("/bin/false", (), tag=fresh_tag(), timeout_s=5)
+    assert os.listdir(homes) == []
+
+
+def test_the_doctor_says_whether_browsers_run_here(capsys):
+    code = main(["doctor"])
+    said = capsys.readouterr().out.splitlines()
+    assert all(line.startswith(("ok  ", "NO  ")) for line in said)
+    assert code == (0 if all(line.startswith("ok") for line in said) else 1)
+    # Of this machine, whose browser runs all the other tests, these are surely fine; memory may be short.
+    assert re.match(r"ok  (headless_shell|chromium) \d+\.\S+ at /", said[0])
+    assert re.match(r"ok  it starts in \d+ ms and opens a page; \d+ MiB resident", said[1])
+    assert any("MiB of memory free" in line for line in said[2:])
+
+
+@pytest.mark.parametrize("broken", ["not there", "no browser", "ends at once"])
+def test_the_doctor_says_what_is_wrong_with_a_browser(broken, homes, tmp_path_factory, capsys):
+    path = tmp_path_factory.mktemp("bin") / "browser"
+    if broken != "not there":
+        says_version = 'case "$*" in *version*) echo HeadlessChrome 150.0.1; exit 0;; esac;'
+        path.write_text(
+            f"#!/bin/sh\n{says_version if broken == 'ends at once' else ''} echo out of order >&2; exit 3\n"
+        )
+        path.chmod(0o755)
+    assert main(["doctor", "--browser", str(path)]) == 1
+    (wrong,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("NO") and "MiB" not in line]
+    assert str(path) in wrong or ("ended at once with code 3" in wrong and "out of order" in wrong)
     assert os.listdir(homes) == []
