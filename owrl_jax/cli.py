@@ -45,6 +45,10 @@ COMMANDS: tuple[Command, ...] = (
     _command("browser", "owrl_jax.browser.cli:main", "get a browser, check it, serve sandboxes, replay an episode"),
     _command("worlds", "owrl_jax.worlds.cli:main", "local web sites with checked goals: list, serve, play, rate"),
     _command("episode", "owrl_jax.obs.episode:main", "one episode in a real browser, and a page to look at it"),
+    _command(
+        "ckpt", "owrl_jax.checkpoint.cli:main", "checkpoints: list, verify by a real restore, export for transformers"
+    ),
+    _command("serve", "owrl_jax.engine.serve:main", "a checkpoint behind an OpenAI-compatible API"),
     _command("bench", "owrl_jax.bench:main", "measure one part against its floor and against a peer"),
     _command(
         "quickstart", "owrl_jax.cli:quickstart", "the main job on this machine (not there yet: says so and exits)"

@@ -220,6 +220,7 @@ class RlSettings:
         every one, or none.
       credit_malformed: whether a turn that broke the format shares a positive advantage of its episode.
       max_staleness: policy versions a trajectory may be behind when it is trained on; 0 is on-policy.
+      resampling_cap: an iteration plays at most this many times its groups before it takes what it has.
       learning_rate: after the warm-up.
       schedule: how the rate goes on from there; a pure function of the count of updates.
       warmup_updates: over which the rate rises from 0.
@@ -254,6 +255,7 @@ class RlSettings:
     format_gate: Literal["last", "every", "off"] = "last"
     credit_malformed: bool = True
     max_staleness: int = 0
+    resampling_cap: float = 4.0
     learning_rate: float = 1e-6
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_updates: int = 0
@@ -281,6 +283,7 @@ class RlSettings:
         _need(self.importance_cap >= 1, "importance_cap", self.importance_cap, "at least 1 (2 is usual)")
         _need(self.turn_constant > 0, "turn_constant", self.turn_constant, "positive, such as the budget of turns")
         _need(self.max_staleness >= 0, "max_staleness", self.max_staleness, "0 (on-policy) or more")
+        _need(self.resampling_cap >= 1, "resampling_cap", self.resampling_cap, "at least 1")
         _need(
             self.learning_rate >= 0, "learning_rate", self.learning_rate, "positive, or 0 to measure without learning"
         )
@@ -380,9 +383,15 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoggingSettings:
-    """How often to write metrics, in iterations."""
+    """Where numbers go.
+
+    Attributes:
+      every: iterations between two lines of metrics.
+      sinks: trackers beside `metrics.jsonl`.
+    """
 
     every: int = 1
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
 
     def __post_init__(self) -> None:
         _at_least_one(self, "every")
