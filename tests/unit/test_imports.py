@@ -13,11 +13,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "owrl_jax"
 
 # The floors, lowest first; rooms of one group may see each other, the groups of a floor may not.
 FLOORS: tuple[tuple[frozenset[str], ...], ...] = (
-    (frozenset({"types", "outcome", "geometry", "config", "serving"}),),
+    (frozenset({"types", "outcome", "geometry", "config", "serving", "shutdown"}),),
     (frozenset({"models", "sharding"}), frozenset({"agent", "browser", "worlds"})),
     (frozenset({"engine", "rl", "judge", "data"}),),
     (frozenset({"pool", "checkpoint", "obs"}),),
-    (frozenset({"train", "sft", "evaluate", "cli", "doctor", "bench"}),),
+    (frozenset({"build", "train", "sft", "evaluate", "quickstart", "cli", "doctor", "bench"}),),
 )
 PLACE = {
     room: (floor, group) for floor, groups in enumerate(FLOORS) for group, rooms in enumerate(groups) for room in rooms
