@@ -55,6 +55,7 @@ class SettleCaps:
     Attributes:
       grace_s: for the action to ask for a navigation; scripts that navigate a moment after the click need it.
       commit_s: for a requested navigation to deliver its document.
+      popup_s: for a tab that the page asked for to be there.
       load_s: for the document to be parsed, after it has arrived.
       fonts_s, images_s: for fonts, and for images that are in view. One that hangs must not hold the picture for a
         second.
@@ -73,6 +74,7 @@ class SettleCaps:
 
     grace_s: float = 0.1
     commit_s: float = 9.0
+    popup_s: float = 1.5
     load_s: float = 3.0
     fonts_s: float = 0.4
     images_s: float = 0.6

@@ -4,6 +4,7 @@ There is no sleep and no "network idle" here. Whoever acts has subscribed before
 looks at the facts and asks what is still missing:
 
     a navigation was asked for             -> wait for its document                           (commit)
+    a new tab was asked for                -> wait until it is there, to be followed          (popup)
     the action may still ask for one       -> wait a short grace, no longer than quiet takes  (grace)
     the document is not parsed             -> wait                                            (load)
     fonts, or images in view, are loading  -> wait, but a hanging one does not hold us        (fonts, images)
@@ -96,6 +97,9 @@ async def settle(tab: Tab, caps: SettleCaps, *, grace_s: float | None = None, un
             if now - asked > caps.commit_s:
                 return done("cap:commit")
             await _wait(tab, min(asked + caps.commit_s, until) - now, "commit", waited)
+            continue
+        if tab.opening and now - start < caps.popup_s:
+            await _wait(tab, min(start + caps.popup_s, until) - now, "popup", waited)
             continue
         if now - since > caps.total_s:
             return done("frozen" if busy_since is not None else "cap:total")

@@ -272,6 +272,15 @@ class Stage:
         opener = self._tab_of(opener_page) if opener_page is not None else None
         if self._tab_of(page) is not None:
             return
+        asked = opener or next((t for t in self.open_tabs if t.opening), None)
+        try:
+            await self._let_in(page, opener)
+        finally:
+            if asked is not None:
+                asked.opened()
+
+    async def _let_in(self, page: Any, opener: Tab | None) -> None:
+        """A popup becomes a tab, or is closed where there are too many."""
         self.popups_in_step += 1
         self.happenings.popups += 1
         if self.popups_in_step > self.config.max_popups or len(self.open_tabs) >= self.config.max_tabs:
@@ -284,8 +293,6 @@ class Stage:
             await faults.within(self.config.deadlines.cdp_s, page.close(run_before_unload=False), "close popup")
             return
         self._add(page, opener)
-        if opener is not None:
-            opener.pulse.fire()
         self.pulse.fire()
 
     async def _on_dialog(self, dialog: Any) -> None:

@@ -124,6 +124,7 @@ class Tab:
         self.commits = 0
         self.same_document = 0
         self.aborted = 0
+        self.opening = 0  # tabs that the page asked for and that are not there yet
         self.navigation_error = ""
         self._pending_documents: dict[str, str] = {}
         self._answers: dict[str, dict[str, Any]] = {}
@@ -145,6 +146,7 @@ class Tab:
                 ("Page.frameNavigated", self._on_navigated),
                 ("Page.navigatedWithinDocument", self._on_same_document),
                 ("Page.frameStoppedLoading", self._on_stopped),
+                ("Page.windowOpen", self._on_window_open),
                 ("Page.domContentEventFired", self._on_something),
                 ("Page.loadEventFired", self._on_something),
                 ("Network.requestWillBeSent", self._on_request),
@@ -195,7 +197,7 @@ class Tab:
 
     def begin(self) -> None:
         """An action starts: count from zero what it causes. A navigation under way stays under way."""
-        self.commits = self.same_document = self.aborted = 0
+        self.commits = self.same_document = self.aborted = self.opening = 0
         self.navigation_error = ""
         self.unanswered_input = 0.0
 
@@ -284,6 +286,15 @@ class Tab:
         self.pulse.fire()
 
     def _on_something(self, event: dict[str, Any]) -> None:
+        self.pulse.fire()
+
+    def _on_window_open(self, event: dict[str, Any]) -> None:
+        self.opening += 1
+        self.pulse.fire()
+
+    def opened(self) -> None:
+        """One of the tabs that the page asked for is there, or was turned away."""
+        self.opening = max(self.opening - 1, 0)
         self.pulse.fire()
 
     def _on_navigation_requested(self, event: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import pytest_asyncio
 
@@ -113,6 +115,33 @@ async def test_new_tabs_of_the_acted_page_are_followed(world):
         await e.one("switch_tab", tab_index=0)
         await e.click(110, 410)
         assert e.observation.active_tab.title == "Written", e.result.results[0].feedback
+
+
+@pytest.mark.parametrize(
+    "door",
+    [
+        f"<a target=_blank href=/new style='{box(100, 100)}'>go</a>",
+        f"<a target=_blank rel=opener href=/new style='{box(100, 100)}'>go</a>",
+        f"<button style='{box(100, 100)}' onclick=\"window.open('/new')\">go</button>",
+        f"<form action=/new target=_blank><button style='{box(100, 100)}'>go</button></form>",
+    ],
+    ids=["link", "opener", "script", "form"],
+)
+async def test_a_tab_that_is_slow_to_open_is_waited_for(world, door, monkeypatch):
+    """A busy machine takes longer to make a tab than a page takes to be quiet; the page says at once that it asked."""
+    world.server.page("/new", "<h1>new</h1>", title="New")
+    world.server.page("/door", door)
+    async with world.episode("/door") as e:
+        stage = e.sandbox.stage
+        let_in = stage._let_in
+
+        async def late(page, opener):
+            await asyncio.sleep(0.7)
+            await let_in(page, opener)
+
+        monkeypatch.setattr(stage, "_let_in", late)
+        said = await e.click(110, 110)
+        assert "new tab" in said and e.observation.active_tab.title == "New", (said, e.observation.settle)
 
 
 async def test_calls_after_a_new_tab_are_skipped(world):
@@ -278,7 +307,8 @@ async def test_file_choosers_stay_shut(world):
         assert e.observation.active_tab.title == "alive"
 
 
-async def test_changes_list_at_most_five_and_cost_little_on_a_large_page(world):
+@pytest.mark.parametrize("rows", [500, 20000])
+async def test_changes_list_at_most_five_and_cost_little_on_a_large_page(world, rows):
     world.server.page(
         "/many",
         button(
@@ -287,11 +317,14 @@ async def test_changes_list_at_most_five_and_cost_little_on_a_large_page(world):
             "document.body.append(Object.assign(document.createElement('button'),{textContent:'n'+i}))",
         )
         + "<div id=h style='position:absolute;top:1200px'></div>"
-        "<script>h.innerHTML='<p>row</p>'.repeat(20000)</script>",
+        f"<script>h.innerHTML='<p>row</p>'.repeat({rows})</script>",
     )
     async with world.episode("/many") as e:
         await e.click(110, 110)
-        assert e.observation.changes.count('button "n') == 5 and "and 4 more" in e.observation.changes
+        changes = e.observation.changes
+        listed = changes.count('button "n') == 5 and "and 4 more" in changes
+        # The look has a deadline of its own: on a huge page and a busy machine it may say nothing, but nothing wrong.
+        assert listed or (rows > 500 and not changes)
         assert e.seconds < MOMENT_S
         assert e.result.outcome is None
 
