@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import json
+import math
 import sys
+import time
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,7 +87,12 @@ class RateArgs:
     site: str = ""
     """Only this site."""
     out: Path | None = None
-    """Where to write the rates as JSON, after each template; what the file has for other templates is kept."""
+    """Where to write the rates as JSON, after each template. A template that the file has with so many seeds is not
+    played again, so an interrupted run can be continued."""
+    at_once: int = 2
+    """Episodes at one time, each in a browser of its own."""
+    minutes: float = 0.0
+    """Begin no further template after this time, but at least one; 0 plays them all."""
 
 
 def main(argv: list[str]) -> int:
@@ -254,14 +263,33 @@ def report(visit: Visit, said: str) -> int:
 
 
 async def _rate(args: RateArgs) -> int:
-    from owrl_jax.worlds.trial import Trial
+    from owrl_jax.worlds.trial import Result, Trial
 
+    if args.seeds < 1 or args.at_once < 1:
+        raise ValueError(f"seeds and at_once are 1 or more, got {args.seeds} and {args.at_once}")
     rates: dict[str, list[int]] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    lost = 0
+    end = time.monotonic() + 60 * args.minutes if args.minutes else math.inf
+    lost = left = begun = 0
+
+    async def some(trial: Trial, name: str, kind: str, seeds: Iterator[int]) -> list[Result]:
+        return [await trial.run(registry.make_task(name, kind, seed)) for seed in seeds]
+
     for name in (args.site,) if args.site else registry.OWN:
-        async with Trial(registry.site(name).viewport) as trial:
-            for kind in registry.templates(name):
-                results = [await trial.run(registry.make_task(name, kind, seed)) for seed in range(args.seeds)]
+        open_kinds = [k for k in registry.templates(name) if rates.get(f"{name}/{k}", [0, 0])[1] < args.seeds]
+        if not open_kinds or (begun and time.monotonic() > end):
+            left += len(open_kinds)
+            continue
+        async with contextlib.AsyncExitStack() as stack:
+            viewport = registry.site(name).viewport
+            trials = [await stack.enter_async_context(Trial(viewport)) for _ in range(args.at_once)]
+            for kind in open_kinds:
+                if begun and time.monotonic() > end:
+                    left += 1
+                    continue
+                begun += 1
+                seeds = iter(range(args.seeds))  # one for all: whoever is free takes the next
+                shares = await asyncio.gather(*(some(trial, name, kind, seeds) for trial in trials))
+                results = [result for share in shares for result in share]
                 solved = sum(r.solved for r in results)
                 rates[f"{name}/{kind}"] = [solved, len(results)]
                 lost += len(results) - solved
@@ -269,4 +297,6 @@ async def _rate(args: RateArgs) -> int:
                 _say(" ".join((f"{name}/{kind}: {solved}/{len(results)}", *why)))
                 if args.out:
                     args.out.write_text(json.dumps(rates, indent=1))
+    if left:
+        _say(f"The time is up; {left} templates are left. The same command goes on with them.")
     return 1 if lost else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from owrl_jax.agent.tools import TOOL_NAMES
 from owrl_jax.types import ToolCall, VerdictValue
 from owrl_jax.worlds import make_task, named_faults, registry
+from owrl_jax.worlds.cli import main
 from owrl_jax.worlds.trial import Trial
 
 pytestmark = pytest.mark.browser
@@ -123,3 +125,17 @@ async def test_every_template_is_solved(name: str) -> None:
     async with Trial(registry.site(name).viewport) as trial:
         tasks = [make_task(name, kind, 9) for kind in registry.templates(name)]
         await _all_solved(trial, tasks)
+
+
+def test_rates_are_measured_bit_by_bit(tmp_path, capsys) -> None:
+    """What was measured stays; an interrupted run goes on where it ended."""
+    out = tmp_path / "rates.json"
+    kinds = registry.templates("starter")
+    for done in (1, 2):
+        call = ["rate", "--site", "starter", "--seeds", "2", "--minutes", "0.001", "--out", str(out)]
+        assert main(call) == 0
+        said = capsys.readouterr().out
+        assert json.loads(out.read_text()) == {f"starter/{kind}": [2, 2] for kind in kinds[:done]}
+        assert f"{len(kinds) - done} templates are left" in said
+    assert main(["list", "--site", "starter", "--markdown", "--rates", str(out)]) == 0
+    assert capsys.readouterr().out.count("| 2/2 |") == 2
