@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from owrl_jax.config import Objective, RlSettings
+from owrl_jax.models.run import Leaf
 from owrl_jax.rl.advantage import Scored
 from owrl_jax.rl.batch import Responses, TrainSample
 
@@ -96,8 +97,8 @@ class Sums:
       largest: maxima.
     """
 
-    total: dict[str, Array]
-    largest: dict[str, Array]
+    total: dict[str, Leaf]
+    largest: dict[str, Leaf]
 
 
 def samples_of(scored: Scored, settings: RlSettings) -> list[TrainSample]:

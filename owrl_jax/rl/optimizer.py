@@ -109,7 +109,7 @@ def step(
     Returns:
       the new leaves and moments, and norm of the gradient, its clip factor and the learning rate.
     """
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     factor = jnp.minimum(1.0, settings.max_grad_norm / jnp.maximum(norm, 1e-30))
     gradients = jax.tree.map(lambda g: g * factor, gradients)
     found, moments = adam(settings).update(gradients, moments)

@@ -16,8 +16,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ import numpy as np
 from owrl_jax.models.qwen3_vl.model import Qwen3VL
 from owrl_jax.models.qwen3_vl.table import build_tree
 from owrl_jax.models.run import Params
-from owrl_jax.rl.batch import Counts, PackedBatch, TrainSample
+from owrl_jax.rl.batch import Counts, PackedBatch, Responses, TrainSample
 from owrl_jax.rl.loss import LossSettings, Sums, normaliser
 from owrl_jax.rl.optimizer import Leaves, OptimizerSettings, adam, step
 from owrl_jax.rl.trainable import Trainable, module_of
@@ -34,10 +34,8 @@ from owrl_jax.rl.trainable import Trainable, module_of
 log = logging.getLogger(__name__)
 
 
-class Loss(Protocol):
-    """`LossSettings` or `NllSettings`."""
-
-    def __call__(self, logp: Any, entropy: Any, responses: Any) -> tuple[Any, Sums]: ...
+Loss = Callable[[Any, Any, Responses], tuple[Any, Sums]]
+"""(log-probs, entropies, responses) -> (sum, statistics): `LossSettings` or `NllSettings`."""
 
 
 @jax.tree_util.register_dataclass
@@ -122,7 +120,8 @@ class Learner:
         shapes = jax.eval_shape(lambda key: self._shapes(key, dtype), key)
         spread = self._leaf_shardings()
         if not spread:
-            return shapes
+            here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=here), shapes)
         assert self.model.run.shard is not None
         whole = jax.sharding.NamedSharding(self.model.run.shard.mesh, jax.sharding.PartitionSpec())
         moments = self._moment_shardings(spread)

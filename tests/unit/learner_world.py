@@ -17,12 +17,12 @@ IMAGE, START, END, WORDS = 120, 121, 122, 110
 
 
 def config(*, moe: bool = False, tied: bool = True) -> ModelConfig:
-    """Two decoder layers, two blocks of vision tower."""
+    """Two decoder layers, the first of which takes DeepStack features, and one block of vision tower."""
     text = TextConfig(
         vocab=128, model=32, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=48, mrope_section=(4, 2, 2), tied=tied,
         moe=MoEConfig(experts=4, top_k=2, mlp=16) if moe else None,
     )  # fmt: skip
-    vision = VisionConfig(depth=2, model=16, heads=2, mlp=24, out=32, taps=(0,), positions=6)
+    vision = VisionConfig(depth=1, model=16, heads=2, mlp=24, out=32, taps=(0,), positions=6)
     return ModelConfig(text=text, vision=vision, image_token=IMAGE, vision_start=START, vision_end=END)
 
 
