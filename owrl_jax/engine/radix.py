@@ -176,8 +176,8 @@ class PrefixTree:
             self._orphans.discard(at)
             freed.append(at.page)
             parent = at.parent
-            if parent is not None:
-                parent.children.pop(at.key, None)
+            if parent is not None and parent.children.get(at.key) is at:  # the root has new children by now
+                del parent.children[at.key]
             at = parent
         return freed
 
