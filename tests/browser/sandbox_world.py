@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import PIL.Image
+import pytest
 
 from owrl_jax.browser.config import EngineConfig, SandboxConfig
 from owrl_jax.browser.engine import BrowserEngine
@@ -17,12 +18,18 @@ from owrl_jax.types import CallStatus, Observation, StepResult, Task, ToolCall
 from tests.browser.pages import PageServer
 
 # The machine that runs the tests may be busy: limits of time are classes (a moment, a cap, a deadline).
-MOMENT_S = 3.0
+MOMENT_S = 4.5  # less than the 5 s that a page may hold us in all
 ENGINES = {
     "frames-on-request": EngineConfig(browser="headless_shell", begin_frame=True),
     "headless-shell": EngineConfig(browser="headless_shell", begin_frame=False),
     "chromium": EngineConfig(browser="chromium"),
 }
+
+
+# Parameters of modules. The engine that a pool takes by itself runs in every suite, the other with the slow tests;
+# `test_sandbox_tools` and `test_ssrf` run in both, always.
+FIRST_OR_CHROMIUM = ["frames-on-request", pytest.param("chromium", marks=pytest.mark.slow)]
+FIRST_OR_PLAIN = ["frames-on-request", pytest.param("headless-shell", marks=pytest.mark.slow)]
 
 
 class Episode:

@@ -118,8 +118,14 @@ async def test_nothing_secret_reaches_the_disk(site, tmp_path):
     assert b"[redacted]" in written
 
 
-@pytest.mark.parametrize("field", ["type=password", "autocomplete=one-time-code"])
-@pytest.mark.parametrize("way", ["one call", "a call for each key", "by way of another field"])
+@pytest.mark.parametrize(
+    ("field", "way"),
+    [
+        ("type=password", "one call"),
+        ("autocomplete=one-time-code", "a call for each key"),
+        ("type=password", "by way of another field"),
+    ],
+)
 async def test_a_secret_that_is_typed_key_by_key_does_not_reach_the_disk(site, tmp_path, field, way):
     secret = "Qz7kwv"
     site.answers["/pin"] = Answer(

@@ -9,12 +9,12 @@ import pytest_asyncio
 
 from owrl_jax.outcome import Owner, Reason
 from tests.browser.pages import Response, after, attachment, endless_download, redirect
-from tests.browser.sandbox_world import MOMENT_S, box, call, click, world_of
+from tests.browser.sandbox_world import FIRST_OR_CHROMIUM, MOMENT_S, box, call, click, world_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["frames-on-request", "chromium"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=FIRST_OR_CHROMIUM)
 async def world(request):
     async with world_of(request.param) as made:
         yield made

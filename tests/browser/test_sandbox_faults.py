@@ -20,14 +20,14 @@ from owrl_jax.browser.process import LaunchError, child_environment
 from owrl_jax.browser.sandbox import Sandbox
 from owrl_jax.outcome import Owner, Reason
 from owrl_jax.types import CallStatus, Task
-from tests.browser.sandbox_world import MOMENT_S, World, box, call, click, world_of
+from tests.browser.sandbox_world import FIRST_OR_CHROMIUM, MOMENT_S, World, box, call, click, world_of
 
 pytestmark = [pytest.mark.browser]
 module_loop = pytest.mark.asyncio(loop_scope="module")
 SHORT = Deadlines(cdp_s=1.5, call_s=4.0, step_s=9.0, reset_s=20.0, navigation_s=5.0)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["frames-on-request", "chromium"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=FIRST_OR_CHROMIUM)
 async def world(request):
     async with world_of(request.param) as made:
         made.server.page("/calm", f"<button style='{box(100, 100)}' onclick=\"this.textContent='yes'\">b</button>")

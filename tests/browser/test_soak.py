@@ -95,7 +95,7 @@ def assert_flat(looks: list[tuple[float, float, int]], settled_after: int) -> No
 
 
 async def test_a_short_soak_stays_flat():
-    assert_flat(await soak(24, mixed, recycle=4), settled_after=8)
+    assert_flat(await soak(20, mixed, recycle=4), settled_after=8)
 
 
 @pytest.mark.slow

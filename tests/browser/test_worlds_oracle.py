@@ -15,18 +15,14 @@ from owrl_jax.worlds.trial import Trial
 
 pytestmark = pytest.mark.browser
 
-# One of each kind of widget: search and variants, select and facets, calendar and suggestions, table, mail, map.
+# One of each site, with as many kinds of widgets as that gives: facets and sorting, calendar and suggestions, table,
+# mail and forms, map. The slow tests play all templates.
 SAMPLE = (
     ("shop", "attribute_filter_sort"),
-    ("shop", "checkout"),
     ("travel", "book_cheapest_nonstop"),
-    ("travel", "book_hotel"),
     ("knowledge", "extreme"),
-    ("knowledge", "deep_fact"),
     ("desk", "ticket_from_mail"),
-    ("desk", "attachment_number"),
     ("locator", "choose_pin"),
-    ("locator", "appointment"),
 )
 STANDARD = (1280, 1000)
 
@@ -100,23 +96,24 @@ def _random_call(rng: random.Random) -> ToolCall:
     return ToolCall(name=name, arguments=arguments[name])
 
 
-async def test_random_calls_solve_nothing_above_level_one() -> None:
-    rng, solved = random.Random(1), []
-    for name in ("shop", "desk", "locator"):
-        async with Trial(STANDARD) as trial:
-            for kind in registry.templates(name):
-                if not (registry.template(name, kind).held_out and registry.template(name, kind).level >= 2):
-                    continue
-                visit = await trial.worlds.open(make_task(name, kind, 19))
-                await trial.sandbox.reset(visit.task)
-                for _ in range(3):
-                    await trial.sandbox.step([_random_call(rng) for _ in range(3)])
-                last = await trial.sandbox.step(
-                    [ToolCall(name="done", arguments={"response": rng.choice(("Yes", "3"))})]
-                )
-                if visit.verdict(last.answer).value is VerdictValue.SUCCESS:
-                    solved.append(visit.task.id)
-    assert not solved
+@pytest.mark.parametrize(
+    "name", ["shop", *(pytest.param(n, marks=pytest.mark.slow) for n in ("travel", "knowledge", "desk", "locator"))]
+)
+async def test_random_calls_solve_nothing_above_level_one(name: str) -> None:
+    rng, solved, tried = random.Random(1), [], 0
+    async with Trial(STANDARD) as trial:
+        for kind in registry.templates(name):
+            if not (registry.template(name, kind).held_out and registry.template(name, kind).level >= 2):
+                continue
+            visit = await trial.worlds.open(make_task(name, kind, 19))
+            await trial.sandbox.reset(visit.task)
+            for _ in range(3):
+                await trial.sandbox.step([_random_call(rng) for _ in range(3)])
+            last = await trial.sandbox.step([ToolCall(name="done", arguments={"response": rng.choice(("Yes", "3"))})])
+            tried += 1
+            if visit.verdict(last.answer).value is VerdictValue.SUCCESS:
+                solved.append(visit.task.id)
+    assert tried and not solved
 
 
 @pytest.mark.slow
