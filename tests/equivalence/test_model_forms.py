@@ -84,7 +84,7 @@ def assert_same(c: ModelConfig, ours, reference, tolerance: float):
     "moe,mesh",
     [
         (False, MeshConfig(fsdp=2, tensor=2, context=2)),
-        (True, MeshConfig(replica=2, fsdp=1, expert=2, tensor=2)),
+        pytest.param(True, MeshConfig(replica=2, fsdp=1, expert=2, tensor=2), marks=pytest.mark.slow),
         (True, MeshConfig(fsdp=2, expert=2, context=2)),
     ],
     ids=["dense_fsdp_tensor_context", "moe_replica_expert_tensor", "moe_fsdp_expert_context"],
