@@ -50,6 +50,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     _command("serve", "owrl_jax.engine.serve:main", "a checkpoint behind an OpenAI-compatible API"),
     _command("report", "owrl_jax.obs.report:main", "a run as one HTML page: curves, tables, every click"),
+    _command("journal", "owrl_jax.obs.journal_cli:main", "episodes of a run: list, show, export to other programs"),
     _command("bench", "owrl_jax.bench:main", "measure one part against its floor and against a peer"),
     _command(
         "quickstart", "owrl_jax.cli:quickstart", "the main job on this machine (not there yet: says so and exits)"

@@ -108,6 +108,9 @@ class Run:
       episodes: all, in the order in which they ended.
       groups: closed ones by id, in order.
       remarks: what is missing or damaged, in words.
+      journal, pictures: to read from; None where there are none.
+      decode: from ids to words; None without a tokenizer.
+      control_ids: of the tokenizer, by their words.
     """
 
     folder: Path
@@ -121,6 +124,7 @@ class Run:
     journal: Journal | None = None
     pictures: ScreenshotStore | None = None
     decode: Decode | None = None
+    control_ids: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def trajectory(self, row: EpisodeRow) -> Trajectory:
         """The whole episode, read from the journal.
@@ -162,6 +166,7 @@ def load_run(folder: str | Path, *, tokenizer: str | Path | None = None) -> Run:
     pictures = ScreenshotStore(folder / "screenshots") if (folder / "screenshots").is_dir() else None
     if pictures is None and episodes:
         remarks.append("There is no folder screenshots/, so episodes are shown without pictures.")
+    tokens = _tokenizer(Path(tokenizer) if tokenizer else folder / "tokenizer", remarks) if episodes else None
     return Run(
         folder=folder,
         config=config,
@@ -173,7 +178,8 @@ def load_run(folder: str | Path, *, tokenizer: str | Path | None = None) -> Run:
         remarks=remarks,
         journal=journal,
         pictures=pictures,
-        decode=_decoder(Path(tokenizer) if tokenizer else folder / "tokenizer", remarks) if episodes else None,
+        decode=None if tokens is None else functools.partial(_decoded, tokens),
+        control_ids={} if tokens is None else {t.content: i for i, t in tokens.hf.added_tokens_decoder.items()},
     )
 
 
@@ -281,18 +287,17 @@ def _row(entry: Entry, one: Trajectory, number: int, offset: int, settings: RlSe
     )
 
 
-def _decoder(folder: Path, remarks: list[str]) -> Decode | None:
+def _tokenizer(folder: Path, remarks: list[str]) -> Any:
     if not (folder / "tokenizer.json").is_file():
         remarks.append(f"There is no tokenizer at {folder}, so responses are shown as ids (--tokenizer FOLDER).")
         return None
     from owrl_jax.models.tokenizer import load_tokenizer
 
     try:
-        tokens = load_tokenizer(folder)
+        return load_tokenizer(folder)
     except Exception as error:  # noqa: BLE001 - transformers fails in many ways; ids are shown then
         remarks.append(f"The tokenizer at {folder} cannot be used ({error}), so responses are shown as ids.")
         return None
-    return functools.partial(_decoded, tokens)
 
 
 def _decoded(tokens: Any, ids: Sequence[int]) -> str:
