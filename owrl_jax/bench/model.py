@@ -25,7 +25,7 @@ import numpy as np
 from owrl_jax.bench.report import BenchResult, Goal, Row
 
 
-def _shapes() -> dict[str, Any]:
+def shapes() -> dict[str, Any]:
     from owrl_jax.models.qwen3_vl.config import TINY, ModelConfig, TextConfig, VisionConfig
 
     large = ModelConfig(
@@ -184,7 +184,7 @@ def _compile(layers: int) -> tuple[float, int]:
     from owrl_jax.models.qwen3_vl.text import TextInput
     from owrl_jax.models.run import Run
 
-    config = _shapes()["tiny"][0]
+    config = shapes()["tiny"][0]
     config = dataclasses.replace(config, text=dataclasses.replace(config.text, layers=layers))
     model = Qwen3VL(config, Run(remat="full"))
     ints = jax.ShapeDtypeStruct((2, 512), jnp.int32)
@@ -222,10 +222,10 @@ def run(*, repeat: int, quick: bool) -> BenchResult:
     goals: list[Goal] = []
     speed = _matmul_flops(repeat)
     rows.append(Row(name="matmul_gflops", ours=speed / 1e9))
-    shapes = _shapes()
+    known = shapes()
     settings: dict[str, Any] = {"quick": quick, "repeat": repeat, "jax": jax.__version__, "dtype": "float32"}
     for name in ("tiny",) if quick else ("tiny", "100m"):
-        config, batch, length = shapes[name]
+        config, batch, length = known[name]
         case = _case(config, batch, length)
         ours, peer = _ours(case), _peer(case)
         settings[name] = f"{batch} rows of {length} tokens, one 448x448 picture each"
