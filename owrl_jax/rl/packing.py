@@ -35,6 +35,8 @@ Pictures = Callable[[str], Patches]
 SHAPES = 6
 """Most shapes a batch may have, that is programs that are compiled."""
 
+_NO_LIMIT = 2**62
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackSettings:
@@ -54,7 +56,7 @@ class PackSettings:
     rows: int = 1
     patches: int = 0
     responses: int
-    buckets: tuple[float, ...] = (1.0, 0.9375, 0.875, 0.75, 0.5, 0.25)
+    buckets: tuple[float, ...] = (1.0, 0.96875, 0.9375, 0.6875, 0.5, 0.25)
     mode: Literal["tree", "plain"] = "tree"
     shards: int = 1
 
@@ -80,32 +82,29 @@ class PackSettings:
 
     @classmethod
     def fitted(
-        cls, samples: Sequence[TrainSample], config: ModelConfig, *, tokens: int, spare: float = 0.15, **fields
+        cls, samples: Sequence[TrainSample], config: ModelConfig, *, tokens: int, spare: float = 0.05, **fields
     ) -> PackSettings:
-        """Settings whose room for patches and responses is in the proportion that these samples have, and a little.
+        """Settings with room for the patches and responses that rows full of these samples have, and a little more.
 
         What the first iteration of a run shows is kept for all of it: other shapes would be compiled anew.
 
         Args:
           tokens: T of the largest row; raised if a single turn is longer.
-          spare: of patches and responses, beyond the proportion.
+          spare: of patches and responses, beyond the fullest row.
           fields: the other settings.
         """
         forest = _forest(samples, config, fields.get("mode", "tree"))
-        alone = [_Row(forest) for _ in forest.paths]
-        for row, path in zip(alone, forest.paths, strict=True):
-            row.add(row.cost(path))
-        whole = _Row(forest)
-        for path in forest.paths:
-            whole.add(whole.cost(path))
-        tokens = _round_up(max([tokens, *(row.tokens for row in alone)]), 16)
-        part = min(1.0, tokens / max(whole.tokens, 1))
-        most = {name: max((getattr(row, name) for row in alone), default=0) for name in ("patches", "responses")}
-        room = {
-            name: math.ceil(min(max(getattr(whole, name) * part * (1 + spare), most[name]), getattr(whole, name)))
-            for name in most
-        }
-        return cls(tokens=tokens, patches=room["patches"], responses=max(room["responses"], 1), **fields)
+        longest = max((_Row(forest).cost(path).tokens for path in forest.paths), default=0)
+        tokens = _round_up(max(tokens, longest), 16)
+        rows = _fill(forest, _by_trajectory(forest.paths), (tokens, _NO_LIMIT, _NO_LIMIT))
+        patches = max((row.patches for row in rows), default=0)
+        responses = max((row.responses for row in rows), default=1)
+        return cls(
+            tokens=tokens,
+            patches=math.ceil(patches * (1 + spare)),
+            responses=math.ceil(responses * (1 + spare)),
+            **fields,
+        )
 
 
 def pack(
