@@ -60,14 +60,19 @@ def load(
       LoadError: if files, names, shapes or dtypes are not exactly those of the model; says which, and what to do.
       ConfigError: if `config.json` is missing or describes a model that is not implemented.
     """
-    folder = _folder(source)
+    folder = local_folder(source)
     config = read_config(folder) if config is None else config
     sources = {row.path: found for row, found in plan(config, read_folder(folder))}
     dtypes = {path: _dtype_of(path, found, dtype) for path, found in sources.items()}
     return config, build_tree(config, lambda row: _leaf(row, sources[row.path], sharder, dtypes[row.path]))
 
 
-def _folder(source: str | pathlib.Path) -> pathlib.Path:
+def local_folder(source: str | pathlib.Path) -> pathlib.Path:
+    """The folder of a model: `source` itself, or a copy of the hub's model of that name.
+
+    Raises:
+      LoadError: if there is neither.
+    """
     folder = pathlib.Path(source).expanduser()
     if folder.is_dir():
         return folder

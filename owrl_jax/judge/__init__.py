@@ -1,0 +1,1 @@
+"""Who says whether an episode fulfilled its task: programs, models, and how far they agree. Needs no jax."""
