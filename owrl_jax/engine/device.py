@@ -86,6 +86,7 @@ class Device:
                 ints = jax.ShapeDtypeStruct((size // merge,), jnp.int32)
                 jobs["encode", size] = (p.encode, (1,), ({"vision": params["vision"]}, pool, images, ints))
 
+        jobs["scrub", 0] = (p.scrub, (0, 1), (pages, rows))
         if self._own:
             jobs["split", 0] = (p.layered, (), (self._param_shapes(stacked=True),))
 
@@ -239,6 +240,10 @@ class Device:
             tokens = [_token(got, (row, i), session.request.top_logprobs) for i in range(n)]
             out.append((tokens, bool(np.all(got.finite[row, :n]))))
         return out
+
+    def scrub(self) -> None:
+        """Makes keys and values finite; after a call whose logits were not."""
+        self._pages, self._rows = self._compiled["scrub", 0](self._pages, self._rows)
 
     # --- arrays -----------------------------------------------------------------------------------------------------
 

@@ -347,6 +347,7 @@ class Engine:
         for segment, (token, finite) in zip(plan.prefill, drawn, strict=True):
             if not finite:
                 self._fail(segment.session, NotFinite("the model's logits for this prompt are NaN or infinite"))
+                self._device.scrub()
                 continue
             self._scheduler.commit_prefill(segment)
             if segment.final:
@@ -358,6 +359,7 @@ class Engine:
             return
         if not finite:
             self._fail(session, NotFinite("the model's logits for this response became NaN or infinite"))
+            self._device.scrub()
             return
         now = self._clock()
         tokens = [dataclasses.replace(t, version=self._version) for t in tokens]

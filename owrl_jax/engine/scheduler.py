@@ -103,6 +103,7 @@ class Scheduler:
         decode = self._plan_decode(steps)
         encode, prefill = self._plan_prefill()
         decode = tuple(s for s in decode if s.state == State.DECODE)  # a prompt that is older may have taken from it
+        self._seat(decode)
         plan = Plan(encode=encode, prefill=prefill, decode=decode, steps=steps)
         if plan.empty and len(self.running) > 1:  # each holds what another waits for
             self._requeue(self.running[-1])
@@ -128,9 +129,7 @@ class Scheduler:
                 chosen.append(session)
             else:
                 self._requeue(session)
-        chosen = [s for s in chosen if s.state == State.DECODE]
-        self._seat(chosen)
-        return tuple(chosen)
+        return tuple(s for s in chosen if s.state == State.DECODE)
 
     def _plan_prefill(self) -> tuple[tuple[tuple[ImageRun, Embedded], ...], tuple[Segment, ...]]:
         todo = [s for s in self.running if s.state == State.PREFILL]
@@ -172,20 +171,22 @@ class Scheduler:
     def _adopt(self, session: Session) -> None:
         """Walks down the prefix tree as far as it spells the session's tokens. The last token is always computed."""
         size = self.settings.page_tokens
-        if not (self.settings.prefix_cache and session.cacheable) or session.own or session.computed % size:
+        if not (self.settings.prefix_cache and session.cacheable):
             return
         before, node = session.computed, session.path or self.tree.root
         if node.dead:
             return
-        while session.computed + size < len(session.tokens):
-            key = session.page_key(session.computed // size, size)
+        while (len(session.shared) + 1) * size < len(session.tokens):
+            key = session.page_key(len(session.shared), size)
             following = None if key is None else self.tree.child(node, key)
             if following is None:
                 break
             node = following
             session.shared.append(node.page)
-            session.computed += size
+            session.computed = len(session.shared) * size
         if session.computed > before:
+            self.pool.give(session.own)  # the page it had begun itself, if any: another has completed it
+            session.own = []
             self.tree.pin(node)
             self._unpin(session)
             session.path = node
@@ -200,18 +201,16 @@ class Scheduler:
 
     def _begins_with(self, session: Session, begun: set[tuple[int, bytes]]) -> bool:
         size = self.settings.page_tokens
-        if not (self.settings.prefix_cache and session.cacheable) or session.computed % size:
+        if not (self.settings.prefix_cache and session.cacheable):
             return False
-        if session.computed + size >= len(session.tokens):
+        if (len(session.shared) + 1) * size >= len(session.tokens):
             return False  # the page with the last token is computed by everyone
-        key = session.page_key(session.computed // size, size)
+        key = session.page_key(len(session.shared), size)
         return key is not None and (self._place(session), key) in begun
 
     def _mark(self, session: Session, end: int, begun: set[tuple[int, bytes]]) -> None:
-        size = self.settings.page_tokens
-        index = session.computed // size
-        key = session.page_key(index, size)
-        if key is not None and end >= (index + 1) * size:
+        key = session.page_key(session.computed // self.settings.page_tokens, self.settings.page_tokens)
+        if key is not None and end > session.computed:  # also if this step does not complete it
             begun.add((self._place(session), key))
 
     def _with_images(

@@ -414,22 +414,22 @@ class Programs:
         """
         b, _, heads, n = q.shape
         kv, block = keys.shape[1], self.settings.key_block
-        grouped = (q.reshape(b, kv, heads // kv, n) * n**-0.5).astype(jnp.float32)
+        grouped = q.reshape(b, kv, heads // kv, n)
 
         def scores(keys, visible):
-            found = jnp.sum(grouped[..., None] * keys[:, :, None].astype(jnp.float32), axis=3)
+            found = jnp.einsum("bkgn,bkns->bkgs", grouped, keys, preferred_element_type=jnp.float32) * n**-0.5
             return jnp.where(visible, found, -jnp.inf)
 
-        def mixed(weights, values, visible):
-            # A key that is not visible may hold anything, NaN too, which a weight of zero would not silence.
-            product = weights[..., None] * values[:, :, None].astype(jnp.float32)
-            return jnp.sum(jnp.where(visible[..., None], product, 0), axis=3)
+        def mixed(weights, values):
+            # What is not visible has a weight of zero and is finite: `scrub` sees to that.
+            weights = weights.astype(values.dtype)
+            return jnp.einsum("bkgs,bksn->bkgn", weights, values, preferred_element_type=jnp.float32)
 
         shown = (jnp.arange(keys.shape[3]) <= i)[None, None, None]
         found = scores(keys, shown)
         highest = jnp.max(found, axis=-1)
         weights = jnp.exp(found - highest[..., None])
-        state = (highest, jnp.sum(weights, axis=-1), mixed(weights, values, shown))
+        state = (highest, jnp.sum(weights, axis=-1), mixed(weights, values))
 
         def walk(j, state):
             highest, total, out = state
@@ -442,10 +442,15 @@ class Programs:
             kept = jnp.exp(highest - higher)
             weights = jnp.exp(found - higher[..., None])
             total = total * kept + jnp.sum(weights, axis=-1)
-            return higher, total, out * kept[..., None] + mixed(weights, some_values, seen)
+            return higher, total, out * kept[..., None] + mixed(weights, some_values)
 
         _, total, out = jax.lax.fori_loop(0, -(-longest // block), walk, state)
         return (out / total[..., None]).astype(q.dtype).reshape(b, 1, heads, n)
+
+    def scrub(self, pages: Pages, rows: Past) -> tuple[Pages, Past]:
+        """Makes everything finite, after a request left NaN behind: a masked weight of zero does not silence it."""
+        clean = lambda x: x if x.dtype == jnp.int8 else jnp.nan_to_num(x, posinf=0, neginf=0)  # noqa: E731
+        return jax.tree.map(clean, (pages, rows))
 
     # --- pictures ---------------------------------------------------------------------------------------------------
 
