@@ -49,6 +49,7 @@ COMMANDS: tuple[Command, ...] = (
         "ckpt", "owrl_jax.checkpoint.cli:main", "checkpoints: list, verify by a real restore, export for transformers"
     ),
     _command("serve", "owrl_jax.engine.serve:main", "a checkpoint behind an OpenAI-compatible API"),
+    _command("judge", "owrl_jax.rejudge:main", "judge the episodes of a run again, and compare with its own verdicts"),
     _command("report", "owrl_jax.obs.report:main", "a run as one HTML page: curves, tables, every click"),
     _command("journal", "owrl_jax.obs.journal_cli:main", "episodes of a run: list, show, export to other programs"),
     _command("bench", "owrl_jax.bench:main", "measure one part against its floor and against a peer"),
