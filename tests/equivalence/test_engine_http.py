@@ -189,6 +189,7 @@ async def test_many_clients_at_once_are_answered_or_told_to_come_back(engine):
         assert engine.stats().running_now == 0
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     """From a folder to an answer and a clean end."""
     config, params = tiny_model()
