@@ -154,6 +154,7 @@ def test_a_cpu_host_needs_no_jax():
                 continue
             raise SystemExit(f"{name} can still be imported")
         names = [f"owrl_jax.{m}" for m in ("types", "outcome", "geometry", "config", "serving", "cli", "doctor")]
+        names += [f"owrl_jax.engine.{m}" for m in ("client", "http_policy", "server", "serve")] + ["owrl_jax.rejudge"]
         for room in ("agent", "browser", "worlds", "judge", "pool"):
             if importlib.util.find_spec(f"owrl_jax.{room}") is None:
                 continue
