@@ -33,7 +33,7 @@ from tests.equivalence.engine_world import (
     request,
 )  # fmt: skip
 
-WEIGHTS = params(0)
+WEIGHTS, OTHERS = params(0), params(1)
 
 
 def make(**changes) -> Engine:
@@ -173,7 +173,7 @@ def test_weights_may_change_in_the_middle_of_a_response(engine):
     future = engine.submit(asked)
     seen.wait(60)
     old = engine.version
-    publisher = threading.Thread(target=engine.publish, args=(old + 1, params(1)))
+    publisher = threading.Thread(target=engine.publish, args=(old + 1, OTHERS))
     publisher.start()
     time.sleep(0.2)
     swapped.set()
@@ -185,7 +185,7 @@ def test_weights_may_change_in_the_middle_of_a_response(engine):
     np.testing.assert_array_equal(logits[:, :100].argmax(-1) == np.array(got.ids[:n]), np.array(got.ids[:n]) < 100)
     (fresh,) = ask(engine, dataclasses.replace(asked, on_token=None))
     assert fresh.cached_tokens == 0
-    assert_greedy(params(1), dataclasses.replace(asked, on_token=None), fresh)
+    assert_greedy(OTHERS, dataclasses.replace(asked, on_token=None), fresh)
 
 
 def test_two_hundred_steps_compile_nothing(engine):
@@ -352,10 +352,10 @@ def test_shared_weights_other_chunks_and_restarts():
         engine._device.decode = slowly  # so that the swap finds the answer half made
         job = engine.submit(request(50, 20, new=100))
         assert started.wait(60)
-        engine.publish(6, params(1))
+        engine.publish(6, OTHERS)
         got = job.result(60)
         assert set(got.versions) == {6}
-        assert_greedy(params(1), request(50, 20, new=100), got)
+        assert_greedy(OTHERS, request(50, 20, new=100), got)
     with pytest.raises(errors.Closed):
         engine.submit(MIX[0]).result(5)
 
