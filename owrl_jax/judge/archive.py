@@ -63,6 +63,8 @@ class ReplyArchive:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.is_file() and self.path.stat().st_size and not self._ends_whole():
+            self._write(b"\n")  # a torn last line must not swallow the next one
 
     def append(self, record: ReplyRecord) -> None:
         """Adds a line, in one write.
@@ -70,9 +72,17 @@ class ReplyArchive:
         Raises:
           OSError: if it cannot be written.
         """
+        self._write(msgspec.json.encode(record) + b"\n")
+
+    def _ends_whole(self) -> bool:
+        with self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+
+    def _write(self, data: bytes) -> None:
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(file, msgspec.json.encode(record) + b"\n")
+            os.write(file, data)
         finally:
             os.close(file)
 
@@ -85,7 +95,7 @@ class ReplyArchive:
                 try:
                     yield msgspec.json.decode(line, type=ReplyRecord)
                 except msgspec.DecodeError:
-                    continue  # torn by a crash; what follows begins a line of its own or is torn with it
+                    continue  # torn by a crash
 
 
 def now() -> float:

@@ -77,6 +77,8 @@ async def test_a_reply_without_a_verdict_is_asked_for_once_more(tmp_path):
     with archive.path.open("ab") as file:
         file.write(b'{"at": 1, "judge": "tor')
     assert len(list(archive.records())) == 2
+    ReplyArchive(archive.path).append(next(archive.records()))  # the torn line does not swallow it
+    assert len(list(archive.records())) == 3
     async with judge_of(chat_answer("Hm.")) as (judge, server):
         made = await judge.judge(trajectory(), EVIDENCE)
     assert made.value is I and made.reasons == ("no_verdict",) and len(server.requests) == 2
