@@ -40,6 +40,7 @@ def _config(name: str) -> Any:
         TINY.text, vocab=vocab, model=model, layers=layers, heads=heads, kv_heads=kv, head_dim=head_dim, mlp=mlp,
         mrope_section=(head_dim // 2 - 2 * side, side, side),
     )  # fmt: skip
+    assert TINY.vision is not None
     return dataclasses.replace(
         TINY, text=text, vision=dataclasses.replace(TINY.vision, out=model),
         image_token=vocab - 4, video_token=vocab - 3, vision_start=vocab - 2, vision_end=vocab - 1,
