@@ -64,7 +64,7 @@ def per_turn_update(
             ratio, a = torch.exp(logp - behaviour), sample.advantage
             loss = -torch.minimum(ratio * a, torch.clamp(ratio, 0.8, 1.28) * a).mean() / len(turns)
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return total

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -152,6 +153,43 @@ def _same(losses: Sequence[float], what: str) -> None:
         raise AssertionError(f"{what}: tree, plain and torch must give one loss, got {list(losses)}")
 
 
+_QUICK = (("tiny", 4, True),)
+_CASES = (("tiny", 8, True), ("tiny", 15, True), ("100m", 8, False), ("tiny", 30, True))
+
+
+def measure(name: str, turns: int, episodes: Episodes, *, repeat: int, plain_too: bool) -> tuple[list[Row], list[Goal]]:
+    """Wall time of an update on one trajectory: tree, plain if asked, and torch up to 15 turns.
+
+    Torch makes one update where a step takes it more than seconds: it has nothing to compile.
+    """
+    from owrl_jax.bench._learner_peer import per_turn_update
+
+    case, label = _Case(name, turns, episodes, most=4096), f"{name}/{turns}_turns"
+    modes = ("tree", "plain") if plain_too else ("tree",)
+    for mode in modes:
+        case.warm(mode)
+    times = _timed([case.ours(mode) for mode in modes], case.prepare, repeat)
+    step = per_turn_update(case.config, case.params, case.samples, case.picture) if turns <= 15 else None
+    peer = _timed([step], lambda: None, repeat if (name, turns) == ("tiny", 8) else 1)[0] if step else None
+    _same([loss for _, loss in (*times, *([peer] if peer else []))], label)
+    ours, saved = times[0][0], case.tokens("plain") / case.tokens("tree")
+    extra = {"tokens": case.tokens("tree"), "plain_tokens": case.tokens("plain"), "tokens_saved": saved}
+    goals = []
+    if plain_too:
+        wall = times[1][0] / ours
+        extra |= {"plain": times[1][0], "wall_saved": wall}
+        goal = f"wall_saved_of_tokens_saved/{label}"
+        goals.append(Goal(name=goal, value=wall / saved, goal=0.7, better="higher", unit="x"))
+    if peer:
+        goals.append(Goal(name=f"wall_vs_torch/{label}", value=peer[0] / ours, goal=3.0, better="higher", unit="x"))
+    rows = [
+        Row(name=f"update_s_per_trajectory/{label}", ours=ours, peer=peer[0] if peer else None, extra=extra),
+        Row(name=f"pack_ms_per_trajectory/{label}", ours=1000 * case.pack_s["tree"]),
+    ]
+    print(f"{label}: {ours:.2f} s, {extra}, torch {peer}", file=sys.stderr, flush=True)
+    return rows, goals
+
+
 def run(*, repeat: int, quick: bool) -> BenchResult:
     """Measures everything the module's head names.
 
@@ -161,7 +199,6 @@ def run(*, repeat: int, quick: bool) -> BenchResult:
     """
     import jax
 
-    from owrl_jax.bench._learner_peer import per_turn_update
     from owrl_jax.models.qwen3_vl.config import preset
 
     tokens, vocabulary = tokenizer()
@@ -197,42 +234,8 @@ def run(*, repeat: int, quick: bool) -> BenchResult:
             Goal(name="useful_token_share", value=found["useful_token_share"], goal=0.95, better="higher", unit="")
         )
 
-    for name, turns, plain_too in (
-        [("tiny", 4, True)]
-        if quick
-        else [("tiny", 8, True), ("tiny", 15, True), ("tiny", 30, True), ("100m", 8, False)]
-    ):
-        case = _Case(name, turns, small, most=4096)
-        label = f"{name}/{turns}_turns"
-        for mode in ("tree", "plain") if plain_too else ("tree",):
-            case.warm(mode)
-        calls = [case.ours("tree"), *([case.ours("plain")] if plain_too else [])]
-        times = _timed(calls, case.prepare, repeat)
-        # Torch takes a whole update to warm up as well, but nothing is compiled: one measured step for the long ones.
-        torch_too = turns <= 15
-        step = per_turn_update(case.config, case.params, case.samples, case.picture) if torch_too else None
-        peer = _timed([step], lambda: None, repeat if name == "tiny" and turns < 15 else 1)[0] if step else None
-        _same([loss for _, loss in (*times, *([peer] if peer else []))], label)
-        saved = case.tokens("plain") / case.tokens("tree")
-        extra = {"tokens": case.tokens("tree"), "plain_tokens": case.tokens("plain"), "tokens_saved": saved}
-        if plain_too:
-            extra |= {"plain": times[1][0], "wall_saved": times[1][0] / times[0][0]}
-            goals.append(
-                Goal(
-                    name=f"wall_saved_of_tokens_saved/{label}",
-                    value=times[1][0] / times[0][0] / saved,
-                    goal=0.7,
-                    better="higher",
-                    unit="x",
-                )
-            )
-        if peer:
-            goals.append(
-                Goal(name=f"wall_vs_torch/{label}", value=peer[0] / times[0][0], goal=3.0, better="higher", unit="x")
-            )
-        rows.append(
-            Row(name=f"update_s_per_trajectory/{label}", ours=times[0][0], peer=peer[0] if peer else None, extra=extra)
-        )
-        rows.append(Row(name=f"pack_ms_per_trajectory/{label}", ours=1000 * case.pack_s["tree"]))
-        del case, step
+    for name, turns, plain_too in _QUICK if quick else _CASES:
+        more_rows, more_goals = measure(name, turns, small, repeat=repeat, plain_too=plain_too)
+        rows += more_rows
+        goals += more_goals
     return BenchResult(bench="learner", settings=settings, rows=tuple(rows), goals=tuple(goals))
