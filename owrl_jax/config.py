@@ -312,6 +312,59 @@ class RlSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SftSettings:
+    """Supervised training on demonstrations: each turn's response, given the context it was written in.
+
+    Attributes:
+      data: folder of a data set (`owrl data build`).
+      epochs: passes over it; with the size of the data they give the number of updates that the schedule is made for.
+      groups_per_update: groups of siblings (with one demonstration per task: demonstrations) in one update.
+      learning_rate: after the warm-up.
+      warmup_share: share of the planned updates over which the rate rises.
+      final_fraction: of the rate, at the end of the half cosine; with 0 nothing can be learned after it.
+      adam_b1, adam_b2, weight_decay, max_grad_norm: AdamW.
+      freeze: parts of the model that stay as they are.
+      lora_rank: above 0, low-rank adapters are trained instead of the matrices.
+      lora_alpha: adapters are scaled by alpha / rank.
+      packing, row_tokens, rows_per_device: as in RlSettings.
+    """
+
+    data: str = ""
+    epochs: int = 3
+    groups_per_update: int = 16
+    learning_rate: float = 1e-5
+    warmup_share: float = 0.1
+    final_fraction: float = 0.0
+    adam_b1: float = 0.9
+    adam_b2: float = 0.98
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+    freeze: tuple[Literal["vision", "projector", "language"], ...] = ("vision", "projector")
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+    packing: Literal["tree", "plain"] = "tree"
+    row_tokens: int = 16384
+    rows_per_device: int = 1
+
+    def __post_init__(self) -> None:
+        _finite(self)
+        _at_least_one(self, "epochs", "groups_per_update", "row_tokens", "rows_per_device")
+        _need(self.learning_rate > 0, "learning_rate", self.learning_rate, "positive")
+        _need(0 <= self.warmup_share < 1, "warmup_share", self.warmup_share, "at least 0 and below 1")
+        _need(0 <= self.final_fraction <= 1, "final_fraction", self.final_fraction, "between 0 and 1")
+        for field in ("adam_b1", "adam_b2"):
+            value = getattr(self, field)
+            _need(0 <= value < 1, field, value, "at least 0 and below 1")
+        _need(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
+        _need(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "positive")
+        _need(self.lora_rank >= 0, "lora_rank", self.lora_rank, "0 (none) or more")
+        _need(
+            not {"vision", "projector", "language"} <= set(self.freeze), "freeze", self.freeze,
+            "not the whole model: something must learn",
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """Which tasks.
 
@@ -419,6 +472,7 @@ class RunConfig:
     agent: AgentSettings = dataclasses.field(default_factory=AgentSettings)
     rollout: RolloutSettings = dataclasses.field(default_factory=RolloutSettings)
     rl: RlSettings = dataclasses.field(default_factory=RlSettings)
+    sft: SftSettings = dataclasses.field(default_factory=SftSettings)
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     eval: EvalSettings = dataclasses.field(default_factory=EvalSettings)
     checkpoint: CheckpointSettings = dataclasses.field(default_factory=CheckpointSettings)

@@ -17,7 +17,11 @@ FLOORS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"models", "sharding"}), frozenset({"agent", "browser", "worlds"})),
     (frozenset({"engine", "rl", "judge", "data"}),),
     (frozenset({"pool", "checkpoint", "obs"}),),
-    (frozenset({"build", "train", "sft", "evaluate", "rejudge", "quickstart", "cli", "doctor", "bench"}),),
+    (
+        frozenset(
+            {"build", "train", "sft", "demonstrate", "evaluate", "rejudge", "quickstart", "cli", "doctor", "bench"}
+        ),
+    ),
 )
 PLACE = {
     room: (floor, group) for floor, groups in enumerate(FLOORS) for group, rooms in enumerate(groups) for room in rooms
