@@ -25,15 +25,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from owrl_jax.obs.metrics import NO_PHASES
 from owrl_jax.types import Trajectory, VerdictValue
 
 # Metrics that get a place of their own, in this order, by label; the first of the names that was logged is shown.
 _SHOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("reward", ("reward/mean_per_trajectory",), "{:.3f}"),
-    ("loss", ("train/loss", "sft/loss_nats_per_token"), "{:.4g}"),
+    ("loss", ("loss/total", "sft/loss_nats_per_token"), "{:.4g}"),
     ("accuracy", ("sft/accuracy_share_per_token",), "{:.1%}"),
-    ("grad norm", ("train/grad_norm", "sft/grad_norm"), "{:.3g}"),
-    ("entropy", ("train/entropy_nats_per_token",), "{:.3f} nats"),
+    ("grad norm", ("grad/norm", "sft/grad_norm"), "{:.3g}"),
+    ("entropy", ("policy/entropy_mean",), "{:.3f} nats"),
     ("tokens/s", ("engine/tokens_per_s", "sft/tokens_per_s"), "{:,.0f}"),
     ("steps/s", ("browser/steps_per_s",), "{:.1f}"),
 )
@@ -126,7 +127,7 @@ class LiveView:
                     number = float(value)
                 except (TypeError, ValueError):
                     continue
-                if name.startswith("time/") and name.endswith("_s") and name != "time/total_s":
+                if name.startswith("time/") and name.endswith("_s") and name not in NO_PHASES:
                     phase = name[len("time/") : -len("_s")]
                     self._stage.time_s[phase] = self._stage.time_s.get(phase, 0.0) + number
                 else:

@@ -43,6 +43,7 @@ rollout/valid_share_per_trajectory     valid over valid and excluded
 rollout/groups_kept                    groups in this iteration's batch
 rollout/groups_dropped                 finished groups that teach nothing
 rollout/groups_dropped_{why}           of those, by why: `zero_variance`, `single_valid`, `all_invalid`, …
+rollout/groups_rejected_{why}          finished groups given up before they were trained on, by why
 rollout/groups_carried                 finished groups kept for a later iteration
 rollout/turns_trained                  turns in this iteration's batch
 rollout/turns_malformed                of those, turns that do not obey the format
@@ -69,45 +70,77 @@ sft/accuracy_share_per_token           tokens of demonstrated responses that are
 sft/tokens_per_s                       response tokens trained per second
 sft/learning_rate                      of the optimiser
 sft/grad_norm                          norm of the gradient before clipping
-train/loss                             the objective, mean over updates of the iteration
-train/ratio_mean_per_token             probability ratio of new to behaviour policy
-train/ratio_max_per_token              the largest
-train/clip_share_per_token             tokens whose ratio the objective cut
-train/kl_nats_per_token                estimate of the divergence from the behaviour policy
-train/entropy_nats_per_token           of the policy at sampled tokens
-train/grad_norm                        norm of the gradient before clipping, mean over updates
-train/learning_rate                    of the optimiser
-train/updates                          optimiser steps since the run began
-train/tokens_trained                   response tokens in the batch
-train/useful_share_per_token           tokens of packed rows that are no padding
-train/mismatch_mean_nats_per_token     mean size of engine log-prob minus recomputed log-prob
-train/mismatch_p99_nats_per_token      its 99th percentile
-train/mismatch_max_nats_per_token      its largest
-engine/tokens_sampled                  response tokens sampled
-engine/tokens_per_s                    response tokens sampled per second of engine time
-engine/prefix_hit_share_per_token      prompt tokens found in the prefix cache
-engine/rows_mean                       sequences in a decode step, mean
+loss/total                             the objective, mean over updates of the iteration
+loss/policy                            its policy part; stands beside `total` where there are others
+loss/kl_reference                      its distance to the reference policy
+policy/logp_mean                       log-prob of response tokens, nats, mean per token
+policy/entropy_mean                    of the policy at response tokens, nats, mean per token
+policy/kl_behaviour_mean               estimate of the divergence from the behaviour policy, nats, mean per token
+policy/ratio_mean                      probability ratio of new to behaviour policy, mean per token
+policy/ratio_max                       the largest
+policy/log_ratio_max                   largest size of its logarithm
+policy/advantage_max                   largest size of an advantage
+policy/clip_fraction                   share of response tokens whose ratio the objective cut
+policy/clip_fraction_above             of these, where the ratio had grown
+policy/importance_mean                 weight of stale tokens, mean per token
+policy/importance_capped_mean          share of tokens whose weight was capped
+grad/norm                              norm of the gradient before clipping
+grad/norm/{module}                     of one part of the model
+grad/clip_factor                       what clipping multiplied the gradient with
+optimizer/learning_rate                of the newest update
+update/trajectories                    trajectories in an update
+update/trajectories_{why}              of these, left out, by why
+update/turns                           turns in an update
+update/response_tokens                 tokens that the loss is over
+update/tokens                          tokens computed, contexts included
+update/token_slots                     the same with padding
+update/useful_token_share              tokens over token slots
+update/tokens_saved_ratio              tokens of one row per turn over tokens computed
+update/patches                         picture patches computed
+update/micro_batches                   forward and backward passes
+update/weight                          sum of the loss weights
+update/normaliser                      what the sum of an update's losses is divided by
+update/count                           optimiser steps in this iteration
+update/updates                         optimiser steps since the run began
+mismatch/logp_mean                     size of engine log-prob minus recomputed log-prob, nats, mean per token
+mismatch/logp_p99                      its 99th percentile
+mismatch/logp_max                      its largest
+mismatch/logp_signed_mean              the same with its sign, mean per token
+mismatch/ratio_max                     largest ratio of recomputed to engine probability
+mismatch/tokens                        tokens that were compared
+mismatch/trajectories                  trajectories they are of
+mismatch/logp_mean_turn_{turn}         mean size by number of the turn
+engine/tokens_per_s                    response tokens sampled per second
+engine/output_tokens                   response tokens sampled since the engine's start
+engine/prompt_tokens_cached            prompt tokens found in the prefix cache since the engine's start
+engine/prompt_tokens_asked             prompt tokens of admitted requests since the engine's start
+engine/recompiles                      programs compiled after the engine's start; 0 unless something is wrong
+engine/{counter}                       other counters since the engine's start; `_now` is of this moment
 browser/steps                          turns that a sandbox ran
 browser/steps_per_s                    the same per second of wall time
 browser/step_p50_ms                    median time of a step
 browser/step_p95_ms                    95th percentile of it
 time/{phase}_s                         wall time by phase; moments that several phases share are divided among them
 time/total_s                           their sum: the wall time that passed
+time/iteration_s                       wall time of the iteration
 busy/{phase}_s                         time in which the phase had work, whatever else ran beside it
 perf/trajectories_per_min              trajectories trained per minute of wall time
 perf/rss_mib                           resident memory of the process and its browsers
 perf/disk_mib                          size of the run folder
 perf/compiles                          programs compiled since the run began
+eval/success_over_valid                successes over valid attempts of the newest evaluation
 eval/{name}_success_share_all          successes over all attempts of an evaluation
 eval/{name}_success_share_valid        successes over its valid attempts
 eval/{name}_attempts                   attempts of it
 eval/{name}_invalid_attempts           of those, invalid
 """)
 
+_EXACT_FIRST = sorted(NAMES, key=lambda row: "{" in row.name)
+
 
 def meaning(name: str) -> str:
     """What a name counts; empty if the table does not have it."""
-    return next((row.meaning for row in NAMES if row.fits(name)), "")
+    return next((row.meaning for row in _EXACT_FIRST if row.fits(name)), "")
 
 
 def undocumented(names: Iterable[str]) -> list[str]:

@@ -222,6 +222,8 @@ def _cut_torn_line(file: int) -> None:
 # --- Where wall time went -------------------------------------------------------------------------------------------
 
 PHASES = ("browser", "engine", "learner", "judge")
+NO_PHASES = ("time/total_s", "time/iteration_s")
+"""Times that are sums over phases, and no phases themselves."""
 
 
 class TimeSplit:

@@ -35,15 +35,18 @@ _FIRST = (
     "reward/mean_per_trajectory",
     "reward/success_share_per_trajectory",
     "rollout/valid_share_per_trajectory",
-    "train/loss",
-    "train/grad_norm",
-    "train/entropy_nats_per_token",
-    "train/clip_share_per_token",
-    "train/mismatch_mean_nats_per_token",
+    "loss/total",
+    "grad/norm",
+    "policy/entropy_mean",
+    "policy/clip_fraction",
+    "policy/kl_behaviour_mean",
+    "mismatch/logp_mean",
     "rollout/turns_mean_per_trajectory",
     "rollout/response_tokens_mean_per_turn",
     "rollout/staleness_mean_versions",
     "engine/tokens_per_s",
+    "update/useful_token_share",
+    "time/iteration_s",
     "perf/trajectories_per_min",
     "sft/loss_nats_per_token",
     "sft/accuracy_share_per_token",
@@ -225,7 +228,7 @@ def _curves(run: Run, charts: list[Chart]) -> str:
     def figure(name: str) -> str:
         lines = [Curve(label=stage or "run", x=x, y=y) for stage, x, y in found[name]]
         ys = [v for line in lines for v in line.y]
-        share = "share" in name and all(0 <= v <= 1 for v in ys)
+        share = any(word in name for word in ("share", "fraction", "success_over")) and all(0 <= v <= 1 for v in ys)
         unit = "update" if name.startswith("sft/") else "iteration"
         return _figure(charts, name, metric_names.meaning(name), lines, x_label=unit, share=share)
 

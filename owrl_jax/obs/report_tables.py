@@ -14,7 +14,7 @@ import numpy as np
 from owrl_jax.obs import stats
 from owrl_jax.obs.episode_parts import escape
 from owrl_jax.obs.live import duration
-from owrl_jax.obs.metrics import Record
+from owrl_jax.obs.metrics import NO_PHASES, Record
 from owrl_jax.obs.run_data import EpisodeRow
 
 MOST_SITES = 10
@@ -91,7 +91,7 @@ def wall_time(records: Sequence[Record]) -> str:
     for record in records:
         for name, value in record.values.items():
             room, _, rest = name.partition("/")
-            if rest.endswith("_s") and rest != "total_s" and math.isfinite(value) and room in ("time", "busy"):
+            if rest.endswith("_s") and name not in NO_PHASES and math.isfinite(value) and room in ("time", "busy"):
                 into, phase = (wall if room == "time" else busy), rest.removesuffix("_s")
                 into[phase] = into.get(phase, 0.0) + value
     total = sum(wall.values())

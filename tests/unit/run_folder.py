@@ -179,9 +179,9 @@ def write_run(folder: Path, *, iterations: int = 40, groups_per_iteration: int =
                 {
                     "reward/mean_per_trajectory": skill + noise,
                     "rollout/valid_share_per_trajectory": min(1.0, 0.93 + noise / 3),
-                    "train/loss": -0.02 * math.exp(-step / 20) + noise / 20,
-                    "train/entropy_nats_per_token": 1.2 * math.exp(-step / 30) + 0.3,
-                    "train/grad_norm": 0.8 + abs(noise) * (20 if step == 25 else 2),
+                    "loss/total": -0.02 * math.exp(-step / 20) + noise / 20,
+                    "policy/entropy_mean": 1.2 * math.exp(-step / 30) + 0.3,
+                    "grad/norm": 0.8 + abs(noise) * (20 if step == 25 else 2),
                     "engine/tokens_per_s": 900 + 200 * rng.random(),
                     **split(rng),
                 },
@@ -201,7 +201,8 @@ def split(rng: random.Random) -> dict[str, float]:
     parts = {"browser": 12 + 3 * rng.random(), "engine": 8.0, "learner": 6.0, "judge": 0.4, "idle": 1.5}
     found = {f"time/{name}_s": s for name, s in parts.items()}
     found |= {"busy/browser_s": 19.0, "busy/engine_s": 15.0, "busy/learner_s": 6.0, "busy/judge_s": 0.4}
-    return {**found, "time/total_s": sum(parts.values())}
+    whole = sum(parts.values())
+    return {**found, "time/total_s": whole, "time/iteration_s": whole}
 
 
 if __name__ == "__main__":

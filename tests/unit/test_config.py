@@ -148,7 +148,7 @@ def test_hash_is_sha256_of_canonical_json():
     plain["rl"]["learning_rate"] = 1.0
     # every float of this tree prints the same in Python's json, but for its exponents
     canonical = (
-        json.dumps(plain, sort_keys=True, separators=(",", ":")).replace("1e-06", "1e-6").replace("1e-05", "1e-5")
+        json.dumps(plain, sort_keys=True, separators=(",", ":")).replace("1e-06", "1e-6").replace("1e-05", "0.00001")
     )
     assert config_hash(run) == hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -66,7 +66,7 @@ def test_on_a_terminal_it_draws_few_times_however_much_comes_in():
     with LiveView("run", console=console, per_s=4) as view:
         view.begin("rl", total=5000)
         while (n := time.monotonic() - began) < 0.6:
-            view.log(int(n * 1000), {"train/loss": n})
+            view.log(int(n * 1000), {"loss/total": n})
         spent = time.monotonic() - began
     drawings = out.getvalue().count("▸ rl")
     assert 1 <= drawings <= 4 * spent + 3
@@ -75,13 +75,13 @@ def test_on_a_terminal_it_draws_few_times_however_much_comes_in():
 
 def test_calls_outside_of_the_block_do_no_harm():
     _, _, view = plain()
-    view.log(3, {"train/loss": 1})
+    view.log(3, {"loss/total": 1})
     view.ended(episode("g", 0))
     view.end()
     assert view.eta_s is None
     with view:
         view.begin("sft", total=None, unit="updates")
-        view.log(2, {"train/loss": object()})
+        view.log(2, {"loss/total": object()})
 
 
 def test_durations():

@@ -40,12 +40,12 @@ class Recorder:
 def test_what_was_logged_reads_back(tmp_path):
     with Metrics(tmp_path, stage="rl") as metrics:
         metrics.log(0, {"rollout/trajectories_valid": 31, "reward/mean_per_trajectory": np.float32(0.5)})
-        metrics.log(0, {"train/loss": np.array(0.25)})
-        metrics.log(1, {"train/loss": math.nan, "train/grad_norm": math.inf})
+        metrics.log(0, {"loss/total": np.array(0.25)})
+        metrics.log(1, {"loss/total": math.nan, "grad/norm": math.inf})
     first, second = read(tmp_path)
     assert (first.step, first.stage) == (0, "rl")
-    assert first.values == {"rollout/trajectories_valid": 31, "reward/mean_per_trajectory": 0.5, "train/loss": 0.25}
-    assert math.isnan(second.values["train/loss"]) and second.values["train/grad_norm"] == math.inf
+    assert first.values == {"rollout/trajectories_valid": 31, "reward/mean_per_trajectory": 0.5, "loss/total": 0.25}
+    assert math.isnan(second.values["loss/total"]) and second.values["grad/norm"] == math.inf
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():  # JSON that every reader takes
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert series(read(tmp_path), "reward/mean_per_trajectory") == ([0], [0.5])
@@ -58,33 +58,33 @@ def test_a_resume_voids_what_came_after_it_in_its_own_stage(tmp_path):
             metrics.log(step, {"sft/loss_nats_per_token": step})
     with Metrics(tmp_path, stage="rl") as metrics:
         for step in range(5):
-            metrics.log(step, {"train/loss": step, "train/updates": step})
+            metrics.log(step, {"loss/total": step, "update/updates": step})
     with Metrics(tmp_path, stage="rl", resume_at=3) as metrics:  # killed in 5, last checkpoint before 3
-        metrics.log(3, {"train/loss": 30})
+        metrics.log(3, {"loss/total": 30})
     records = read(tmp_path)
     assert series(records, "sft/loss_nats_per_token")[0] == list(range(10))
-    assert series(records, "train/loss") == ([0, 1, 2, 3], [0, 1, 2, 30])
-    assert "train/updates" not in records[-1].values  # no value of another life stands beside this one's
+    assert series(records, "loss/total") == ([0, 1, 2, 3], [0, 1, 2, 30])
+    assert "update/updates" not in records[-1].values  # no value of another life stands beside this one's
 
 
 def test_the_last_value_of_a_name_wins_within_a_step(tmp_path):
     with Metrics(tmp_path) as metrics:
-        metrics.log(2, {"train/loss": 1, "train/updates": 5})
-        metrics.log(2, {"train/loss": 2})
+        metrics.log(2, {"loss/total": 1, "update/updates": 5})
+        metrics.log(2, {"loss/total": 2})
     (record,) = read(tmp_path)
-    assert record.values == {"train/loss": 2, "train/updates": 5}
+    assert record.values == {"loss/total": 2, "update/updates": 5}
 
 
 def test_a_torn_last_line_is_passed_over_and_then_cut_off(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with Metrics(tmp_path) as metrics:
-        metrics.log(0, {"train/loss": 1})
+        metrics.log(0, {"loss/total": 1})
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"step":1,"stage":"train","at":0,"values":{"train/lo')
     assert [r.step for r in read(path)] == [0]
     with Metrics(tmp_path) as metrics:
-        metrics.log(1, {"train/loss": 2})
-    assert [(r.step, r.values["train/loss"]) for r in read(path)] == [(0, 1), (1, 2)]
+        metrics.log(1, {"loss/total": 2})
+    assert [(r.step, r.values["loss/total"]) for r in read(path)] == [(0, 1), (1, 2)]
     assert path.read_bytes().startswith(whole + b'{"step":1,')
 
 
@@ -98,9 +98,9 @@ def test_a_torn_line_of_any_length_is_cut_off(tmp_path, size):
 
 def test_a_damaged_line_costs_no_other(tmp_path, caplog):
     with Metrics(tmp_path) as metrics:
-        metrics.log(0, {"train/loss": 1})
+        metrics.log(0, {"loss/total": 1})
         (tmp_path / "metrics.jsonl").open("ab").write(b'\x00\xff[]\n["x"]\n{"step": 1}\n')
-        metrics.log(2, {"train/loss": 3})
+        metrics.log(2, {"loss/total": 3})
     assert [r.step for r in read(tmp_path)] == [0, 2]
     assert caplog.text.count("passed over") == 3 and "line 2 of" in caplog.text
 
@@ -114,8 +114,8 @@ def test_a_name_of_another_form_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("value", ["1", None, [1, 2], np.zeros(3)])
 def test_a_value_that_is_no_number_is_refused(tmp_path, value):
-    with Metrics(tmp_path) as metrics, pytest.raises(TypeError, match="train/loss must be one number"):
-        metrics.log(0, {"train/loss": value})
+    with Metrics(tmp_path) as metrics, pytest.raises(TypeError, match="loss/total must be one number"):
+        metrics.log(0, {"loss/total": value})
 
 
 def test_a_killed_process_loses_no_line_it_was_told_of(tmp_path):
@@ -124,7 +124,7 @@ def test_a_killed_process_loses_no_line_it_was_told_of(tmp_path):
         from owrl_jax.obs.metrics import Metrics
         metrics = Metrics(sys.argv[1])
         for n in range(10**9):
-            metrics.log(n, {"train/loss": n})
+            metrics.log(n, {"loss/total": n})
             print(n, flush=True)
     """)
     writer = subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True)
@@ -133,14 +133,14 @@ def test_a_killed_process_loses_no_line_it_was_told_of(tmp_path):
     writer.kill()
     said = [int(line) for line in writer.stdout.read().split()]
     writer.wait()
-    steps, values = series(read(tmp_path), "train/loss")
+    steps, values = series(read(tmp_path), "loss/total")
     assert steps[: max(said, default=49) + 1] == list(range(max(said, default=49) + 1)) and values == steps
 
 
 def test_threads_share_a_file_and_tear_no_line(tmp_path):
     with Metrics(tmp_path) as metrics:
         threads = [
-            threading.Thread(target=lambda n=n: [metrics.log(n * 100 + i, {"train/loss": i}) for i in range(50)])
+            threading.Thread(target=lambda n=n: [metrics.log(n * 100 + i, {"loss/total": i}) for i in range(50)])
             for n in range(4)
         ]
         for thread in threads:
@@ -157,7 +157,7 @@ def test_a_tracker_that_fails_is_left_and_the_file_goes_on(tmp_path, caplog):
     good, bad = Recorder(), Recorder(fail_at=1)
     with Metrics(tmp_path, sinks=[bad, good]) as metrics:
         for step in range(4):
-            metrics.log(step, {"train/loss": step})
+            metrics.log(step, {"loss/total": step})
     assert [step for step, _ in good.rows] == [0, 1, 2, 3] and [step for step, _ in bad.rows] == [0]
     assert len(read(tmp_path)) == 4 and caplog.text.count("gets no more metrics") == 1
     assert good.closed == 1
@@ -181,12 +181,12 @@ def events(folder):
 def test_tensorboard_gets_every_point(tmp_path):
     pytest.importorskip("tensorboardX", reason="the extra `tensorboard` is not installed")
     with Metrics(tmp_path, stage="rl", sinks=open_sinks(["tensorboard"], tmp_path, stage="rl")) as metrics:
-        metrics.log(3, {"train/loss": 0.5, "train/updates": 7})
-        metrics.log(4, {"train/loss": 0.25})
+        metrics.log(3, {"loss/total": 0.5, "update/updates": 7})
+        metrics.log(4, {"loss/total": 0.25})
     assert sorted(events(tmp_path / "tensorboard" / "rl")) == [
-        ("train/loss", 3, 0.5),
-        ("train/loss", 4, 0.25),
-        ("train/updates", 3, 7.0),
+        ("loss/total", 3, 0.5),
+        ("loss/total", 4, 0.25),
+        ("update/updates", 3, 7.0),
     ]
 
 
@@ -216,13 +216,13 @@ def test_wandb_counts_by_our_step(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", fake)
     found = open_sinks(["wandb"], tmp_path, project="p", run="a/b", config={"seed": 3})
     with Metrics(tmp_path, sinks=found) as metrics:
-        metrics.log(7, {"train/loss": 0.5})
+        metrics.log(7, {"loss/total": 0.5})
     init = fake.calls[0][2]
     assert init["id"] == "a-b" and init["name"] == "a/b" and init["resume"] == "allow" and init["config"] == {"seed": 3}
     assert fake.calls[1:] == [
         ("define_metric", "step", {}),
         ("define_metric", "*", {"step_metric": "step"}),
-        ("log", {"train/loss": 0.5, "step": 7}, {}),
+        ("log", {"loss/total": 0.5, "step": 7}, {}),
         ("finish", None, {}),
     ]
 
@@ -231,9 +231,9 @@ def test_trackio_gets_rows_with_their_step(tmp_path, monkeypatch):
     fake = FakeTracker()
     monkeypatch.setitem(sys.modules, "trackio", fake)
     with Metrics(tmp_path, sinks=open_sinks(["trackio"], tmp_path)) as metrics:
-        metrics.log(7, {"train/loss": 0.5})
+        metrics.log(7, {"loss/total": 0.5})
     assert fake.calls[0][2]["project"] == "owrl_jax" and fake.calls[0][2]["name"] == tmp_path.name
-    assert fake.calls[1:] == [("log", {"train/loss": 0.5}, {"step": 7}), ("finish", None, {})]
+    assert fake.calls[1:] == [("log", {"loss/total": 0.5}, {"step": 7}), ("finish", None, {})]
 
 
 def test_a_missing_tracker_is_told_once_with_its_extra(tmp_path, monkeypatch, caplog):
@@ -266,10 +266,10 @@ def test_names_that_the_learner_logs_are_in_the_table():
 
 def test_a_name_is_in_the_table_or_it_is_found():
     assert metric_names.meaning("outcome/step_budget_trajectories").startswith("finished episodes by reason")
-    assert metric_names.undocumented(["train/loss", "train/loss2", "foo/bar", "outcome/_trajectories"]) == [
+    assert metric_names.undocumented(["loss/total", "loss/total2", "foo/bar", "outcome/_trajectories"]) == [
         "foo/bar",
+        "loss/total2",
         "outcome/_trajectories",
-        "train/loss2",
     ]
     assert all(row.meaning for row in metric_names.NAMES)
     assert len({row.name for row in metric_names.NAMES}) == len(metric_names.NAMES)

@@ -224,6 +224,14 @@ def test_counts_on_the_page_are_those_of_the_journal(run, page):
     assert gone[1] == "sandbox"
 
 
+def test_sums_over_phases_are_no_phases(run, page):
+    shares = re.findall(
+        r"<i class=.(?:c\d|idle).></i>(\w+) ([\d.]+)%", re.search(r'id="time">(.*?)</section>', page, re.DOTALL)[1]
+    )
+    assert {name for name, _ in shares} == {"browser", "engine", "learner", "judge", "idle"}
+    assert sum(float(share) for _, share in shares) == pytest.approx(100, abs=0.3)
+
+
 # --- Curves ----------------------------------------------------------------------------------------------------------
 
 
