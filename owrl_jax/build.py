@@ -191,6 +191,7 @@ def build(config: RunConfig) -> Parts:
       ConfigError: if settings do not go together, or the folder is of another run.
     """
     folder = RunFolder(config)
+    _keep_compiled()
     agent = config.agent
     style = PromptStyle(system=agent.prompt, tools=agent.tools or TOOL_NAMES)
     if config.model.weights is None:
@@ -216,6 +217,13 @@ def build(config: RunConfig) -> Parts:
         harness=harness,
         model=Qwen3VL(model_config, run),
     )
+
+
+def _keep_compiled() -> None:
+    """Compiled programs are kept on disk, so that a run that is resumed does not compile again what it had."""
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "owrl_jax" / "jax"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
 
 
 @asynccontextmanager

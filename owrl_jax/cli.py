@@ -57,9 +57,7 @@ COMMANDS: tuple[Command, ...] = (
     _command("report", "owrl_jax.obs.report:main", "a run as one HTML page: curves, tables, every click"),
     _command("journal", "owrl_jax.obs.journal_cli:main", "episodes of a run: list, show, export to other programs"),
     _command("bench", "owrl_jax.bench:main", "measure one part against its floor and against a peer"),
-    _command(
-        "quickstart", "owrl_jax.cli:quickstart", "the main job on this machine (not there yet: says so and exits)"
-    ),
+    _command("quickstart", "owrl_jax.quickstart:main", "the main job on this machine, from nothing to an agent"),
     _command("test", "owrl_jax.cli:test", "the test suite (in a checkout: ./owrl test)"),
 )
 
@@ -152,16 +150,6 @@ def config(argv: list[str]) -> int:
     except OSError as error:
         print(f"owrl config: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
     return 2
-
-
-def quickstart(argv: list[str]) -> int:
-    """Say that the main job is not there yet. Exit code 3, so that no script takes it for a success."""
-    print(
-        "owrl quickstart: not there yet. It will train a small agent on local web sites from start to finish; model "
-        "and browser sandbox exist, rollout engine and training loop do not. What works today: `owrl --help`.",
-        file=sys.stderr,
-    )
-    return 3
 
 
 def test(argv: list[str]) -> int:

@@ -1,0 +1,26 @@
+"""What `owrl quickstart --smoke` runs: a few of everything, to see that all stages work together."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+from owrl_jax.config import CheckpointSettings, DataSettings, EvalSettings, RunConfig
+
+
+def get_config() -> RunConfig:
+    """The configuration; `owrl config quickstart_smoke` prints it."""
+    spec = importlib.util.spec_from_file_location("_quickstart", Path(__file__).with_name("quickstart.py"))
+    assert spec is not None and spec.loader is not None
+    whole = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(whole)
+    config: RunConfig = whole.get_config()
+    return dataclasses.replace(
+        config,
+        name="quickstart-smoke",
+        iterations=1,
+        data=DataSettings(tasks=("worlds:starter/pair_colour",)),
+        eval=EvalSettings(tasks=4, temperature=1.0),
+        rl=dataclasses.replace(config.rl, groups=2, group_size=4, turns_per_update=24, diagnosed_share=0.2),
+        sft=dataclasses.replace(config.sft, epochs=16, groups_per_update=8, learning_rate=3e-3),
+        checkpoint=CheckpointSettings(every=20),
+    )
