@@ -27,16 +27,21 @@ def get_config() -> RunConfig:
         dtypes=DtypeSettings(compute="float32"),
         browser=BrowserSettings(viewport=(128, 128), max_episodes=4),
         agent=AgentSettings(
-            prompt="compact", tools=("click", "done"), max_steps=3, max_context_tokens=1536, max_response_tokens=96
+            prompt="terse",
+            tools=("click", "done"),
+            feedback=False,
+            max_steps=3,
+            max_context_tokens=768,
+            max_response_tokens=96,
         ),
         rollout=RolloutSettings(temperature=1.0),
         data=DataSettings(tasks=("worlds:starter/pair_colour", "worlds:starter/colour_shape", "worlds:starter/single")),
         eval=EvalSettings(tasks=60, samples=2, temperature=1.0),
         rl=RlSettings(
-            groups=8, group_size=6, turns_per_update=96, epochs=1, learning_rate=1e-4, row_tokens=2048, adam_b2=0.95
+            groups=8, group_size=6, turns_per_update=96, epochs=1, learning_rate=1e-4, row_tokens=1024, adam_b2=0.95
         ),
         sft=SftSettings(
-            epochs=6, groups_per_update=16, learning_rate=2e-3, final_fraction=0.1, freeze=(), row_tokens=2048
+            epochs=6, groups_per_update=16, learning_rate=2e-3, final_fraction=0.1, freeze=(), row_tokens=1024
         ),
         checkpoint=CheckpointSettings(every=10),
     )

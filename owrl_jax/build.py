@@ -35,6 +35,7 @@ from owrl_jax.agent.tools import TOOL_NAMES
 from owrl_jax.browser.config import Deadlines, EngineConfig, SandboxConfig
 from owrl_jax.browser.safety import Safety
 from owrl_jax.config import ConfigError, RunConfig, config_hash, from_json, to_json
+from owrl_jax.data.tasks import TaskSource, task_words
 from owrl_jax.engine.engine import Engine
 from owrl_jax.engine.settings import EngineSettings
 from owrl_jax.models.hf import load
@@ -193,9 +194,9 @@ def build(config: RunConfig) -> Parts:
     folder = RunFolder(config)
     _keep_compiled()
     agent = config.agent
-    style = PromptStyle(system=agent.prompt, tools=agent.tools or TOOL_NAMES)
+    style = PromptStyle(system=agent.prompt, tools=agent.tools or TOOL_NAMES, feedback=agent.feedback)
     if config.model.weights is None:
-        tokens = _small_tokenizer(folder.tokenizer, style)
+        tokens = _small_tokenizer(folder.tokenizer, style, config)
         model_config = _with_ids(preset(config.model.size), tokens)
         processor = _processor(ImageProcessor(), config)
     else:
@@ -255,13 +256,17 @@ async def stage(config: RunConfig, limits: RolloutLimits) -> AsyncIterator[tuple
             yield pool, WorldPlaces(worlds)
 
 
-def _small_tokenizer(folder: Path, style: PromptStyle) -> Tokens:
-    """The tokenizer of a run without weights, made from the harness's own words and kept in the run's folder."""
+def _small_tokenizer(folder: Path, style: PromptStyle, config: RunConfig) -> Tokens:
+    """The tokenizer of a run without weights, made from the words of harness and tasks and kept in the run's folder."""
     if (folder / "tokenizer.json").exists():
         return load_tokenizer(folder)
     words = [style.system_prompt(), json.dumps(style.schemas()), _EXAMPLE, " ".join(map(str, range(1001)))]
+    words += [text for task in TaskSource.of(config.data, seed=0).some(_TASKS_READ) for text in task_words(task)]
     return train_small_tokenizer(words * 2, SMALL_VOCABULARY, folder)
 
+
+_TASKS_READ = 200
+"""Of each kind, for their words: an agent that spells yellow in six letters learns six times as slowly to say it."""
 
 _EXAMPLE = (
     '<tool_response>\nSucceed: clicked <button> "Next".\n\n<observation>\nscreen size: 128 x 128\ncurrent tab: 0\ntabs:'

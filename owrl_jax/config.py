@@ -147,16 +147,19 @@ class AgentSettings:
     """What the policy is told, and budgets of one episode.
 
     Attributes:
-      prompt: the system prompt: `full` explains the work, `compact` says the format alone, for small models.
+      prompt: the words around the work: `full` explains it, `compact` says the format alone, `terse` leaves out what
+        the smallest models and worlds can do without (`PromptStyle`).
       tools: names of the tools on offer; none named, all of them.
+      feedback: whether later turns say in words what became of the calls; the screenshot shows it in any case.
       max_steps: turns before the episode ends in `step_budget`.
       max_context_tokens, max_response_tokens: of one turn's prompt with its response, and of the response.
       screenshots: how many of the newest pictures stay in the context; 1 makes the trunk append-only.
       max_parse_failures: turns in a row that cannot be parsed before the episode ends in `format_error`.
     """
 
-    prompt: Literal["full", "compact"] = "full"
+    prompt: Literal["full", "compact", "terse"] = "full"
     tools: tuple[str, ...] = ()
+    feedback: bool = True
     max_steps: int = 15
     max_context_tokens: int = 32768
     max_response_tokens: int = 1024

@@ -91,6 +91,7 @@ class Context:
       picture_rule: sizes of pictures.
       rule: what stays of the past.
       task, observation: what the first message is about.
+      terse: whether observations are the picture alone.
     """
 
     def __init__(
@@ -102,10 +103,14 @@ class Context:
         rule: HistoryRule,
         task: Task,
         observation: Observation,
+        terse: bool = False,
     ) -> None:
+        self._terse = terse
         self._tokens, self._chat, self._picture_rule, self._rule = tokens, chat, picture_rule, rule
         shows = rule.screenshots != 0
-        guarded, words = (first_message(task, observation, g, picture=shows) for g in (self._guard, unguarded))
+        guarded, words = (
+            first_message(task, observation, g, picture=shows, terse=terse) for g in (self._guard, unguarded)
+        )
         self._past: list[_Exchange] = [_Exchange(guarded, words, observation, self._picture(observation))]
         self._trunk: list[int] = list(encode(tokens, chat.preamble + chat.user + guarded.seen))
         self._extended_from = 0
@@ -171,7 +176,9 @@ class Context:
         if before.response is None:
             raise RuntimeError("respond comes before the next observation")
         shows = picture is not None
-        user, words = (later_message(feedback, observation, g, picture=shows) for g in (self._guard, unguarded))
+        user, words = (
+            later_message(feedback, observation, g, picture=shows, terse=self._terse) for g in (self._guard, unguarded)
+        )
         self._past.append(_Exchange(user, words, observation, picture))
         if self._rule.append_only:
             self._extended_from = len(self._trunk)

@@ -141,6 +141,7 @@ class Harness:
             rule=self.rule,
             task=task,
             observation=observation,
+            terse=self.style.system == "terse",
         )
 
     def parse(self, said: str) -> Parsed:
@@ -157,6 +158,7 @@ class Harness:
         ids = encode(self.tokens, self.chat.preamble + self.chat.answer + self.chat.opener + self.chat.reply)
         return {
             "layout": LAYOUT,
+            "style": self.style.system,
             "system_prompt": self.style.system_prompt(),
             "tools": list(self.tools),
             "feedback": self.style.feedback,

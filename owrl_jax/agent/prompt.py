@@ -38,13 +38,14 @@ class PromptStyle:
     """What the policy is told.
 
     Attributes:
-      system: `full` explains the work; `compact` says the format alone, for small models and small worlds.
+      system: `full` explains the work; `compact` says the format alone; `terse`, for the smallest models and worlds,
+        also leaves out descriptions and optional parameters of tools, the size of the screen and the tabs.
       tools: names of the tools on offer, in the order of `TOOL_NAMES`. Released policies know all thirteen.
       feedback: whether later turns say what became of the calls.
       changes: whether they also say what appeared and vanished on the page.
     """
 
-    system: Literal["full", "compact"] = "full"
+    system: Literal["full", "compact", "terse"] = "full"
     tools: tuple[str, ...] = TOOL_NAMES
     feedback: bool = True
     changes: bool = True
@@ -60,11 +61,21 @@ class PromptStyle:
 
     def schemas(self) -> list[dict[str, Any]]:
         """The tools on offer, as the chat template lists them."""
-        return [schema for schema in openai_schemas() if schema["function"]["name"] in self.tools]
+        offered = [schema for schema in openai_schemas() if schema["function"]["name"] in self.tools]
+        return [_bare(schema) for schema in offered] if self.system == "terse" else offered
 
     def system_prompt(self) -> str:
         """The text of the system message, without the tools."""
         return _SYSTEM[self.system]
+
+
+def _bare(schema: dict[str, Any]) -> dict[str, Any]:
+    """Name, required parameters and their types."""
+    function = schema["function"]
+    needed = function["parameters"].get("required", [])
+    kept = {name: {"type": function["parameters"]["properties"][name]["type"]} for name in needed}
+    parameters = {"type": "object", "properties": kept, "required": needed}
+    return {"type": "function", "function": {"name": function["name"], "parameters": parameters}}
 
 
 _FULL = f"""You are a browser agent. You carry out a user's request on live web pages, by looking at screenshots and \
@@ -115,7 +126,7 @@ click into a field, the text, and Enter. If one fails, those after it are skippe
 _COMPACT = f"""You act in a browser to fulfil a request. Think between <think> and </think>, then call tools. \
 Points are [x, y] from 0 to {GRID}. Call done when finished."""
 
-_SYSTEM: dict[str, str] = {"full": _FULL, "compact": _COMPACT}
+_SYSTEM: dict[str, str] = {"full": _FULL, "compact": _COMPACT, "terse": _COMPACT}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,22 +154,29 @@ class UserText:
         return self.seen + self.closing
 
 
-def first_message(task: Task, observation: Observation, guard: Guard, *, picture: bool = True) -> UserText:
+def first_message(
+    task: Task, observation: Observation, guard: Guard, *, picture: bool = True, terse: bool = False
+) -> UserText:
     """The request and the first observation."""
     request = f"<user_request>\n{guard(inert(task.instruction).strip())}\n</user_request>\n\n"
-    return _message(request, observation, "</observation>", guard, picture)
+    return _message(request, observation, "</observation>", guard, picture, terse)
 
 
-def later_message(feedback: Sequence[str], observation: Observation, guard: Guard, *, picture: bool = True) -> UserText:
+def later_message(
+    feedback: Sequence[str], observation: Observation, guard: Guard, *, picture: bool = True, terse: bool = False
+) -> UserText:
     """Feedback lines (see `feedback_lines`), a blank line, and the observation, as a tool's answer."""
     lines = "".join(f"{guard(line)}\n" for line in feedback)
     opening = f"<tool_response>\n{lines}\n" if lines else "<tool_response>\n"
-    return _message(opening, observation, "</observation>\n</tool_response>", guard, picture)
+    return _message(opening, observation, "</observation>\n</tool_response>", guard, picture, terse)
 
 
-def _message(opening: str, observation: Observation, closing: str, guard: Guard, picture: bool) -> UserText:
+def _message(
+    opening: str, observation: Observation, closing: str, guard: Guard, picture: bool, terse: bool
+) -> UserText:
     shown = f"screenshot:\n{PICTURE}\n" if picture and observation.screenshot is not None else ""
-    return UserText(seen=f"{opening}{_observation(observation, guard)}", shown=shown, closing=closing)
+    seen = "<observation>\n" if terse else _observation(observation, guard)
+    return UserText(seen=opening + seen, shown=shown, closing=closing)
 
 
 def _observation(observation: Observation, guard: Guard) -> str:

@@ -61,6 +61,10 @@ class TaskSource:
         self._seed, self._adaptive = seed, adaptive
         self._rates: dict[str, float] = {}
 
+    def some(self, number: int) -> Iterable[Task]:
+        """The first `number` training tasks of each kind."""
+        return (kind.make(i) for kind in self.kinds for i in range(min(number, kind.instances)))
+
     @classmethod
     def of(cls, data: DataSettings, *, seed: int) -> TaskSource:
         """The source that the settings describe.
@@ -162,6 +166,19 @@ def _maker(where: str, what: str) -> Callable[[int], Task]:
     from owrl_jax.worlds import registry
 
     return lambda seed: registry.make_task(where, what, seed)
+
+
+def task_words(task: Task) -> list[str]:
+    """What a task says, and of local worlds also what its oracle says on the way."""
+    from owrl_jax.worlds import registry
+
+    said = [task.instruction]
+    if task.verifier.startswith(WORLDS) and task.seed is not None:
+        where, what = task.verifier.removeprefix(WORLDS).split("/")
+        if where in registry.OWN:
+            case = registry.site(where).case(what, task.seed)
+            said += [move.why for move in case.moves] + [case.said]
+    return said
 
 
 def _held_out_seed(template: Any, start: int) -> Callable[[int], int]:

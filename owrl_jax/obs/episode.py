@@ -68,7 +68,7 @@ class Options:
     """For endpoint: the account, kept over episodes."""
     tokenizer: Path | None = None
     """Folder of a model whose vocabulary and chat template to use; left out, a small one made on the spot."""
-    prompt: Literal["full", "compact"] = "full"
+    prompt: Literal["full", "compact", "terse"] = "full"
     """Which system prompt."""
     max_steps: int = 30
     """Turns before the episode ends."""

@@ -35,6 +35,10 @@ Pictures = Callable[[str], Patches]
 SHAPES = 6
 """Most shapes a batch may have, that is programs that are compiled."""
 
+BUCKETS = (1.0, 0.96875, 0.9375, 0.6875, 0.5, 0.25)
+SHORT = 2048
+"""Rows up to this length are computed in about a second and compiled in twenty: two shapes of them are enough."""
+
 _NO_LIMIT = 2**62
 
 
@@ -56,7 +60,7 @@ class PackSettings:
     rows: int = 1
     patches: int = 0
     responses: int
-    buckets: tuple[float, ...] = (1.0, 0.96875, 0.9375, 0.6875, 0.5, 0.25)
+    buckets: tuple[float, ...] = BUCKETS
     mode: Literal["tree", "plain"] = "tree"
     shards: int = 1
 
@@ -93,6 +97,8 @@ class PackSettings:
           spare: of patches and responses, beyond the fullest row.
           fields: the other settings.
         """
+        if tokens <= SHORT:
+            fields = {"buckets": (1.0, 0.5)} | fields
         forest = _forest(samples, config, fields.get("mode", "tree"))
         longest = max((_Row(forest).cost(path).tokens for path in forest.paths), default=0)
         tokens = _round_up(max(tokens, longest), 16)

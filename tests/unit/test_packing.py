@@ -18,7 +18,7 @@ from owrl_jax.models.qwen3_vl.positions import mrope_positions
 from owrl_jax.rl.batch import Counts, PackedBatch, TrainSample
 from owrl_jax.rl.epochs import updates
 from owrl_jax.rl.loss import normaliser
-from owrl_jax.rl.packing import PackSettings, build, pack, plan_batches
+from owrl_jax.rl.packing import BUCKETS, PackSettings, build, pack, plan_batches
 from tests.unit.learner_world import IMAGE, config, group, leaf_of, picture, trajectory_turns, turn
 
 CONFIG = config()
@@ -207,7 +207,7 @@ def test_the_tree_holds_far_fewer_tokens():
 def test_rows_are_filled():
     """At least 95 % of the tokens of full-size batches are real, with turns of a tenth of a row."""
     samples = [s for g in range(24) for s in group(g, size=5, turns=(3, 9), system=30)]
-    options = PackSettings.fitted(samples, CONFIG, tokens=512, rows=4, shards=2)
+    options = PackSettings.fitted(samples, CONFIG, tokens=512, rows=4, shards=2, buckets=BUCKETS)
     batches = pack(samples, CONFIG, pictures=picture, settings=options)
     total = Counts.total([batch.counts for batch in batches])
     assert len(batches) > 5 and total.useful_share >= 0.95

@@ -74,7 +74,7 @@ def test_tools_on_offer_are_chosen_by_name_and_keep_their_order():
 
 
 def test_the_system_prompt_says_what_the_format_needs():
-    for kind in ("full", "compact"):
+    for kind in ("full", "compact", "terse"):
         text = PromptStyle(system=kind).system_prompt()
         assert "<think>" in text and "</think>" in text and "1000" in text and "done" in text
         assert "\\" not in text.replace("backslashes", "")

@@ -32,6 +32,11 @@ def _hit(page: str, index: int, count: int, why: str, **words: str) -> Case:
     )
 
 
+def _seen(scene: Scene) -> str:
+    """The four, in words: what an agent says before it decides is what a small one can learn to see."""
+    return "I see " + ", ".join(f"{c} {s} {place}" for (c, s), place in zip(scene.quad, PLACES, strict=True)) + "."
+
+
 def _unique(items: list[str], rng: random.Random) -> int | None:
     """The index of a random item that occurs once."""
     single = [i for i, x in enumerate(items) if items.count(x) == 1]
@@ -41,7 +46,9 @@ def _unique(items: list[str], rng: random.Random) -> int | None:
 @templates.add("click the {colour} one", "{colour}", "hit {colour}", level=1.0)
 def pair_colour(scene: Scene, rng: random.Random) -> Case:
     i = rng.randrange(2)
-    return _hit("pair", i, 2, f"The {scene.pair[i][0]} one is there.", colour=scene.pair[i][0])
+    sides = ("left", "right")
+    seen = ", ".join(f"{colour} {side}" for (colour, _), side in zip(scene.pair, sides, strict=True))
+    return _hit("pair", i, 2, f"I see {seen}. So {sides[i]}.", colour=scene.pair[i][0])
 
 
 @templates.add("click {word}", "{word}", "hit {word}", level=1.1)
@@ -54,7 +61,7 @@ def word(scene: Scene, rng: random.Random) -> Case:
 def colour_shape(scene: Scene, rng: random.Random) -> Case:
     i = rng.randrange(4)
     colour, shape = scene.quad[i]
-    return _hit("quad", i, 4, f"The {colour} {shape} is there.", colour=colour, shape=shape)
+    return _hit("quad", i, 4, f"{_seen(scene)} So {PLACES[i]}.", colour=colour, shape=shape)
 
 
 @templates.add("click the only {what} one", "only {what}", "hit the one that is {what}", level=1.3)
@@ -65,9 +72,9 @@ def single(scene: Scene, rng: random.Random) -> Case:
     for items in kinds:
         i = _unique(items, rng)
         if i is not None:
-            return _hit("quad", i, 4, f"Only one is {items[i]}.", what=items[i])
+            return _hit("quad", i, 4, f"{_seen(scene)} So {PLACES[i]}.", what=items[i])
     i = rng.randrange(4)
-    return _hit("quad", i, 4, "That is the one.", what=" ".join(scene.quad[i]))
+    return _hit("quad", i, 4, f"{_seen(scene)} So {PLACES[i]}.", what=" ".join(scene.quad[i]))
 
 
 @templates.add("click {place}", "{place}", "hit the one at the {place}", level=1.4, held_out=True)
