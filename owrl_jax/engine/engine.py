@@ -346,7 +346,10 @@ class Engine:
     def _take_prefill(self, plan: Plan, drawn: list[tuple[Token, bool]]) -> None:
         for segment, (token, finite) in zip(plan.prefill, drawn, strict=True):
             if not finite:
-                self._fail(segment.session, NotFinite("the model's logits for this prompt are NaN or infinite"))
+                if len(plan.prefill) > 1:
+                    self._scheduler.suspect(segment.session)
+                else:
+                    self._fail(segment.session, NotFinite("the model's logits for this prompt are NaN or infinite"))
                 self._device.scrub()
                 continue
             self._scheduler.commit_prefill(segment)

@@ -58,6 +58,8 @@ class Intake:
                 f"a response to train on needs top_p=1 and top_k=0, got {sampling.top_p} and {sampling.top_k}: "
                 "the learner's log-probs are those of the whole distribution"
             )
+        if sampling.top_k >= 2**31:
+            raise BadRequest(f"top_k must be below 2**31, got a number of {len(str(sampling.top_k))} digits")
         stop = self._stop if request.stop is None else tuple(dict.fromkeys(request.stop))
         if len(stop) > MAX_STOPS:
             raise BadRequest(f"at most {MAX_STOPS} stop ids are supported, got {len(stop)}")

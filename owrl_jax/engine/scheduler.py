@@ -135,6 +135,7 @@ class Scheduler:
         todo = [s for s in self.running if s.state == State.PREFILL]
         if not todo:
             return (), ()
+        todo = next(([s] for s in todo if s.alone), todo)
         budget, past_left = self.settings.chunk_tokens[-1], self.settings.past_slots
         oldest = todo[0]
         order = [oldest, *sorted(todo[1:], key=lambda s: (s.uncomputed, s.number))]
@@ -285,6 +286,11 @@ class Scheduler:
             if run.end <= session.computed and number in session.pinned:
                 self.vision.release(session.pinned.pop(number))
         self._share(session)
+
+    def suspect(self, session: Session) -> None:
+        """Its logits are not finite, and it had company, whose NaN this may be: begins it anew, in calls of its own."""
+        session.alone = True
+        self._requeue(session)
 
     def commit_token(self, session: Session, tokens: list[Token], now: float) -> None:
         """The session's next tokens. All but the last have keys, or, straight after prefill, all before it have."""

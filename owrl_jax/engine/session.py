@@ -80,6 +80,7 @@ class Session:
     row: int | None = None  # of the decoding working copy
     loaded: int = 0  # tokens that lie in that row
     pinned: dict[int, Embedded] = dataclasses.field(default_factory=dict)  # by number of the image
+    alone: bool = False  # a prefill that it shared gave NaN: its prompt is computed in calls of its own
     cached: int = 0
     preemptions: int = 0
     admitted: float | None = None

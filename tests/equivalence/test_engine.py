@@ -323,6 +323,28 @@ def test_weights_that_are_nan_fail_with_a_reason_and_are_forgotten(engine):
         assert_greedy(WEIGHTS, asked, got)
 
 
+def test_one_prompt_whose_logits_are_nan_fails_alone_in_the_middle_of_others(engine):
+    """A word whose embedding is NaN: who says it fails, the others never see it, whatever they share with it."""
+    rare = 115  # prompts draw from 1..98
+    table = WEIGHTS["embed"]["table"].at[rare].set(jnp.nan)
+    engine.publish(engine.version + 1, WEIGHTS | {"embed": WEIGHTS["embed"] | {"table": table}})
+    bad = [dataclasses.replace(r, ids=(*r.ids, rare)) for r in MIX[:3]]
+    mixed = [*MIX[:3], *bad, *MIX[3:], *bad]
+    for asked, job in [(r, engine.submit(r)) for r in mixed]:
+        if rare in asked.ids:
+            with pytest.raises(errors.NotFinite, match="NaN"):
+                job.result(60)
+        else:
+            assert rare not in job.result(60).ids
+            assert_greedy(WEIGHTS, asked, job.result(60))
+
+
+def test_numbers_that_no_array_holds_are_refused(engine):
+    huge = Sampling(max_new_tokens=4, temperature=1.0, top_k=2**31)
+    with pytest.raises(errors.BadRequest, match="top_k"):
+        engine.submit(request(1, 4, sampling=huge)).result(60)
+
+
 def test_versions_do_not_go_back_and_strange_trees_are_refused(engine):
     with pytest.raises(ValueError, match="older"):
         engine.publish(engine.version - 1, WEIGHTS)
