@@ -5,6 +5,7 @@ folder  runs/NAME/
   tokenizer/          vocabulary, chat template, processor: what turns the ids of the journal back into words
   journal.jsonl       every finished episode; which iteration trained on which
   screenshots/        pictures by content hash
+  judge/run/          what the run's own judge replied, was compared with, and cost
   metrics.jsonl       numbers by iteration
   evals.jsonl         evaluations
   checkpoints/        parameters, optimiser, and where the loop stands
@@ -34,10 +35,11 @@ from owrl_jax.agent.prompt import PromptStyle
 from owrl_jax.agent.tools import TOOL_NAMES
 from owrl_jax.browser.config import Deadlines, EngineConfig, SandboxConfig
 from owrl_jax.browser.safety import Safety
-from owrl_jax.config import ConfigError, RunConfig, config_hash, from_json, to_json
+from owrl_jax.config import ConfigError, RunConfig, from_json, to_json
 from owrl_jax.data.tasks import TaskSource, task_words
 from owrl_jax.engine.engine import Engine
 from owrl_jax.engine.settings import EngineSettings
+from owrl_jax.judge.panel import Panel, judge_of
 from owrl_jax.models.hf import load
 from owrl_jax.models.processor import ImageProcessor, Patches
 from owrl_jax.models.qwen3_vl.config import ModelConfig, preset, read_config
@@ -71,8 +73,7 @@ class RunFolder:
         known = self.path / "config.json"
         if known.exists():
             before = from_json(known.read_bytes())
-            # How long to train may change: a run is extended under its own name.
-            if config_hash(dataclasses.replace(before, iterations=config.iterations)) != config_hash(config):
+            if not config.same_run(before):
                 raise ConfigError(
                     f"{self.path} is a run with other settings (see its config.json): give the run another name, or "
                     "the settings that it has"
@@ -94,6 +95,10 @@ class RunFolder:
     @property
     def tokenizer(self) -> Path:
         return self.path / "tokenizer"
+
+    @property
+    def judge(self) -> Path:
+        return self.path / "judge" / "run"
 
     @property
     def checkpoints(self) -> Path:
@@ -122,6 +127,7 @@ class Parts:
     processor: ImageProcessor
     harness: Harness
     model: Qwen3VL
+    _harnesses: dict[int, Harness] = dataclasses.field(default_factory=dict, repr=False)
 
     def start_params(self) -> Params:
         """The parameters that training starts from: of `model.weights`, or random ones of the run's seed."""
@@ -129,6 +135,23 @@ class Parts:
         if weights is None:
             return self.model.init(jax.random.key(self.config.seed), dtype)
         return load(weights, sharder=self.model.run.shard, dtype=dtype, config=self.model.config)[1]
+
+    def harness_at(self, iteration: int) -> Harness:
+        """The harness of an iteration's episodes: the run's own, but for the turns of its stage of the curriculum."""
+        steps = self.config.stage_of(iteration).max_steps
+        if steps == self.harness.budgets.max_steps:
+            return self.harness
+        if steps not in self._harnesses:
+            self._harnesses[steps] = _harness(self.config, self.tokens, self.processor, steps)
+        return self._harnesses[steps]
+
+    def judge(self, store: ScreenshotStore) -> Panel | None:
+        """Whom the run asks for verdicts; None where programs judge alone.
+
+        Raises:
+          ConfigError: if a key is not where the settings say.
+        """
+        return judge_of(self.config.judge, self.folder.judge, store.get, seed=self.config.seed)
 
     def engine(self, **fields: Any) -> Engine:
         """An engine for this model, not started. `fields` replace settings that follow from the run's configuration."""
@@ -194,9 +217,8 @@ def build(config: RunConfig) -> Parts:
     folder = RunFolder(config)
     _keep_compiled()
     agent = config.agent
-    style = PromptStyle(system=agent.prompt, tools=agent.tools or TOOL_NAMES, feedback=agent.feedback)
     if config.model.weights is None:
-        tokens = _small_tokenizer(folder.tokenizer, style, config)
+        tokens = _small_tokenizer(folder.tokenizer, _style(config), config)
         model_config = _with_ids(preset(config.model.size), tokens)
         processor = _processor(ImageProcessor(), config)
     else:
@@ -208,7 +230,7 @@ def build(config: RunConfig) -> Parts:
     (folder.tokenizer / "preprocessor_config.json").write_text(
         json.dumps(processor.to_hf(), indent=2), encoding="utf-8"
     )
-    harness = Harness.from_settings(tokens, processor, agent, config.browser, style=style)
+    harness = _harness(config, tokens, processor, agent.max_steps)
     run = Run(compute=jnp.dtype(config.dtypes.compute), remat=config.model.remat, shard=_sharder(config))
     return Parts(
         config=config,
@@ -218,6 +240,16 @@ def build(config: RunConfig) -> Parts:
         harness=harness,
         model=Qwen3VL(model_config, run),
     )
+
+
+def _style(config: RunConfig) -> PromptStyle:
+    agent = config.agent
+    return PromptStyle(system=agent.prompt, tools=agent.tools or TOOL_NAMES, feedback=agent.feedback)
+
+
+def _harness(config: RunConfig, tokens: Tokens, processor: ImageProcessor, max_steps: int) -> Harness:
+    agent = dataclasses.replace(config.agent, max_steps=max_steps)
+    return Harness.from_settings(tokens, processor, agent, config.browser, style=_style(config))
 
 
 def _keep_compiled() -> None:

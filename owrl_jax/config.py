@@ -16,6 +16,7 @@ import difflib
 import hashlib
 import importlib.util
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -414,6 +415,138 @@ class EvalSettings:
         _need(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
 
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EndpointSettings:
+    """A model behind an OpenAI-compatible API.
+
+    Attributes:
+      url: base address, up to and with the version; empty: there is none.
+      model: its name there.
+      key_env: name of the environment variable that holds the key; empty: no key is sent. The key itself never stands
+        in a configuration, which is saved and shown.
+      usd_per_million_in, usd_per_million_out: price of prompt and reply tokens.
+      attempts: of one reply.
+      attempt_s, deadline_s: seconds for one attempt, and for all of them with their pauses.
+    """
+
+    url: str = ""
+    model: str = ""
+    key_env: str = ""
+    usd_per_million_in: float = 0.0
+    usd_per_million_out: float = 0.0
+    attempts: int = 5
+    attempt_s: float = 120.0
+    deadline_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        _finite(self)
+        _at_least_one(self, "attempts")
+        _need(
+            not self.url or self.url.startswith(("http://", "https://")),
+            "url",
+            self.url,
+            "empty, or an address such as 'http://127.0.0.1:8730/v1'",
+        )
+        _need(
+            bool(self.model) == bool(self.url),
+            "model",
+            self.model,
+            f"given exactly where url ({self.url!r}) is",
+        )
+        if self.key_env and not _VARIABLE.fullmatch(self.key_env):  # it may be a key: not shown
+            raise ConfigError(
+                f"key_env (of {len(self.key_env)} characters) must be the name of an environment variable, such as "
+                "'JUDGE_KEY', never the key itself"
+            )
+        for field in ("usd_per_million_in", "usd_per_million_out"):
+            _need(getattr(self, field) >= 0, field, getattr(self, field), "0 or more")
+        for field in ("attempt_s", "deadline_s"):
+            _need(getattr(self, field) > 0, field, getattr(self, field), "a positive number of seconds")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JudgeSettings:
+    """Who says whether an episode fulfilled its task.
+
+    Attributes:
+      kind: `program`: local worlds look at their own state, and nobody judges the live web. `rubric`: a model looks.
+      endpoint: of that model.
+      programs: where a world's program knows: it decides, or it is only compared with and the model's word is learned.
+      compared_share: where programs decide: share of their episodes that the model judges too, to be compared.
+      screenshots: how many of the newest pictures are shown, the one after the last action included.
+      form: how the verdict is asked for: a final line, or JSON.
+      coded: whether it carries a code that no page can know; off for judges trained on a form of their own.
+      temperature, max_tokens: of a reply.
+      concurrency: questions at one time.
+      max_usd, max_calls: what all verdicts of the run may cost together; the run stops there. Null is no limit.
+      second: a held-out judge that nothing is trained against; without a url there is none.
+      second_share: share of the model's verdicts that the held-out judge gives too.
+      drift_window: comparisons after which it is tested whether the training judge has become too kind.
+    """
+
+    kind: Literal["program", "rubric"] = "program"
+    endpoint: EndpointSettings = dataclasses.field(default_factory=EndpointSettings)
+    programs: Literal["decide", "compare"] = "decide"
+    compared_share: float = 0.0
+    screenshots: int = 3
+    form: Literal["line", "json"] = "line"
+    coded: bool = True
+    temperature: float = 0.0
+    max_tokens: int = 2048
+    concurrency: int = 8
+    max_usd: float | None = None
+    max_calls: int | None = None
+    second: EndpointSettings = dataclasses.field(default_factory=EndpointSettings)
+    second_share: float = 0.1
+    drift_window: int = 100
+
+    def __post_init__(self) -> None:
+        _finite(self)
+        _at_least_one(self, "screenshots", "max_tokens", "concurrency", "drift_window")
+        _need(
+            self.kind == "program" or bool(self.endpoint.url),
+            "endpoint.url",
+            self.endpoint.url,
+            "the address of a model, such as 'http://127.0.0.1:8730/v1', where kind is 'rubric'",
+        )
+        _need(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
+        for field in ("compared_share", "second_share"):
+            _need(0 <= getattr(self, field) <= 1, field, getattr(self, field), "between 0 and 1")
+        _need(self.max_calls is None or self.max_calls >= 1, "max_calls", self.max_calls, "null or at least 1")
+        _need(self.max_usd is None or self.max_usd > 0, "max_usd", self.max_usd, "null or a positive number")
+        for name in ("endpoint", "second"):
+            asked: EndpointSettings = getattr(self, name)
+            _need(
+                self.max_usd is None or not asked.url or asked.usd_per_million_in + asked.usd_per_million_out > 0,
+                f"{name}.usd_per_million_in",
+                asked.usd_per_million_in,
+                f"positive, for max_usd={self.max_usd} to mean anything",
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of a curriculum.
+
+    Attributes:
+      iterations: how many; the last stage goes on for as long as the run does.
+      max_steps: turns before an episode ends in `step_budget`.
+      learning_rate: of the updates.
+    """
+
+    iterations: int
+    max_steps: int
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        _finite(self)
+        _at_least_one(self, "iterations", "max_steps")
+        _need(self.learning_rate >= 0, "learning_rate", self.learning_rate, "0 or more")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     """How often to save, and what to keep.
@@ -462,12 +595,15 @@ class RunConfig:
       out_dir: folder of all runs.
       seed: of parameters, sampling and task order.
       iterations: rounds of rollout and update.
+      curriculum: stages that take the place of `agent.max_steps` and `rl.learning_rate` in training; evaluation keeps
+        `agent.max_steps`, so that its numbers stay comparable. Without stages, those two hold throughout.
     """
 
     name: str = "run"
     out_dir: str = "runs"
     seed: int = 0
     iterations: int = 90
+    curriculum: tuple[Stage, ...] = ()
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
     dtypes: DtypeSettings = dataclasses.field(default_factory=DtypeSettings)
@@ -478,6 +614,7 @@ class RunConfig:
     sft: SftSettings = dataclasses.field(default_factory=SftSettings)
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     eval: EvalSettings = dataclasses.field(default_factory=EvalSettings)
+    judge: JudgeSettings = dataclasses.field(default_factory=JudgeSettings)
     checkpoint: CheckpointSettings = dataclasses.field(default_factory=CheckpointSettings)
     logging: LoggingSettings = dataclasses.field(default_factory=LoggingSettings)
 
@@ -485,6 +622,35 @@ class RunConfig:
         _need(bool(self.name) and "/" not in self.name, "name", self.name, "a plain name: it becomes a folder")
         _need(0 <= self.seed < 2**32, "seed", self.seed, "between 0 and 2**32 - 1")
         _at_least_one(self, "iterations")
+
+    def stage_of(self, iteration: int) -> Stage:
+        """The stage that an iteration (counted from 0) belongs to: a function of its number and of nothing else."""
+        if not self.curriculum:
+            return Stage(
+                iterations=self.iterations, max_steps=self.agent.max_steps, learning_rate=self.rl.learning_rate
+            )
+        end = 0
+        for stage in self.curriculum:
+            end += stage.iterations
+            if iteration < end:
+                return stage
+        return self.curriculum[-1]
+
+    def same_run(self, other: RunConfig) -> bool:
+        """Whether a run of `other` can go on with these settings.
+
+        How long it is, what its verdicts may cost and where its judges are to be found may change; nothing else may.
+        """
+
+        def kept(run: RunConfig) -> RunConfig:
+            ends = {
+                name: dataclasses.replace(end, url=end.url and "http://", key_env="")
+                for name, end in (("endpoint", run.judge.endpoint), ("second", run.judge.second))
+            }
+            judge = dataclasses.replace(run.judge, max_usd=None, max_calls=None, **ends)
+            return dataclasses.replace(run, iterations=1, judge=judge)
+
+        return config_hash(kept(self)) == config_hash(kept(other))
 
 
 # --- Plain data in, checked records out ---------------------------------------------------------------------
@@ -509,14 +675,35 @@ def _build(cls: type[T], data: object, path: str, base: T | None = None) -> T:
         if dataclasses.is_dataclass(hint):
             values[key] = _build(hint, value, prefix + key, None if base is None else getattr(base, key))  # type: ignore[arg-type]
             continue
+        record = _record_of(hint)
+        if record is not None and isinstance(value, list | tuple):
+            values[key] = tuple(_build(record, _plain(item), f"{prefix}{key}[{n}]") for n, item in enumerate(value))
+            continue
         try:
             values[key] = msgspec.convert(value, hint)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{prefix}{key}={value!r}: {error}") from None
+    missing = [f.name for f in dataclasses.fields(cls) if _required(f) and f.name not in values]  # type: ignore[arg-type]
+    if missing and base is None:
+        raise ConfigError(f"{path} needs a value for {', '.join(missing)}")
     try:
         return cls(**values) if base is None else dataclasses.replace(base, **values)  # type: ignore[type-var]
     except ConfigError as error:
         raise ConfigError(f"{prefix}{error}") from None
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _record_of(hint: Any) -> Any:
+    """The record that a tuple is of; None for everything else."""
+    items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+    return items[0] if len(items) == 2 and items[1] is Ellipsis and dataclasses.is_dataclass(items[0]) else None
+
+
+def _plain(item: object) -> object:
+    return msgspec.to_builtins(item) if dataclasses.is_dataclass(item) else item
 
 
 def from_dict(data: Mapping[str, Any]) -> RunConfig:

@@ -9,6 +9,7 @@ Faults are played again and, if they stay, left out: success is over valid episo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,6 +21,8 @@ from owrl_jax.browser.source import SandboxSource
 from owrl_jax.build import Parts, build, stage
 from owrl_jax.config import ConfigError, resolve, split_overrides
 from owrl_jax.data.tasks import TaskSource
+from owrl_jax.judge.panel import Tally
+from owrl_jax.judge.protocol import JudgingStopped
 from owrl_jax.obs.stats import Attempt, Evaluation, append_evaluation, attempt_of, compare, success, table
 from owrl_jax.pool.journal import Journal
 from owrl_jax.pool.rollout import JudgeCall, LocalPool, Places
@@ -52,6 +55,7 @@ async def evaluate(
       at: iteration whose parameters are measured.
       name: of the task set.
       stage: part of the run that counts iterations.
+      judge: whom to ask; it needs `screenshots`.
       journal, screenshots: where the episodes are kept; without them only the counts stay.
       on_end: called with each episode, for a live view.
     """
@@ -81,12 +85,24 @@ async def evaluate(
     return Evaluation(at=at, name=name, tasks=attempts, protocol=parts.harness.protocol, stage=stage)
 
 
-async def measure_folder(parts: Parts, tasks: Sequence[Task], *, at: int = -1, **fields: Any) -> Evaluation:
-    """Measures the parameters that `parts` starts from: an engine, browsers and worlds for this alone."""
-    engine = parts.engine()
-    async with stage(parts.config, parts.limits()) as (sandboxes, places), engine:
+async def measure_folder(
+    parts: Parts, tasks: Sequence[Task], *, at: int = -1, **fields: Any
+) -> tuple[Evaluation, Tally]:
+    """Measures the parameters that `parts` starts from: an engine, browsers and worlds for this alone.
+
+    Gives what came of it, and how the run's judge agreed with programs and with a held-out judge.
+
+    Raises:
+      JudgingStopped: at the judge's spending limit; nothing is given then.
+    """
+    engine, store, tally = parts.engine(), ScreenshotStore(parts.folder.screenshots), Tally()
+    judge = parts.judge(store)
+    async with stage(parts.config, parts.limits()) as (sandboxes, places), engine, judge or contextlib.nullcontext():
         await asyncio.to_thread(engine.publish, 0, parts.start_params())
-        return await evaluate(parts, engine, sandboxes, places, tasks, at=at, **fields)
+        if judge is not None:
+            fields |= {"judge": judge.call(tally), "screenshots": store}
+        found = await evaluate(parts, engine, sandboxes, places, tasks, at=at, **fields)
+    return found, tally
 
 
 def tell(evaluation: Evaluation) -> str:
@@ -99,7 +115,7 @@ def tell(evaluation: Evaluation) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """`owrl eval`. Exit code 2 for a wrong call."""
+    """`owrl eval`. Exit codes: 0 measured, 2 a wrong call, 3 the judge's spending limit stopped it."""
     import tyro
 
     def run(folders: tuple[Path, ...], /, preset: str = "", out: Path | None = None) -> int:
@@ -120,10 +136,10 @@ def main(argv: list[str]) -> int:
             config = dataclasses.replace(config, name=f"{config.name}-eval-{number}")
             parts = build(config)
             tasks = TaskSource.of(config.data, seed=config.seed).held_out(config.eval.tasks)
-            evaluation = asyncio.run(measure_folder(parts, tasks, name="held_out"))
+            evaluation, tally = asyncio.run(measure_folder(parts, tasks, name="held_out"))
             if out is not None:
                 append_evaluation(out, evaluation)
-            print(f"{folder}: {tell(evaluation)}")
+            print("\n".join([f"{folder}: {tell(evaluation)}", *tally.lines()]))
             found.append(evaluation)
         if len(found) == 2:
             print(compare(*found))
@@ -135,3 +151,6 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"owrl eval: {error}", file=sys.stderr)
         return 2
+    except JudgingStopped as limit:
+        print(f"owrl eval: stopped, nothing was measured. {limit}", file=sys.stderr)
+        return 3

@@ -24,12 +24,11 @@ from typing import Annotated, Literal
 import msgspec
 import tyro
 
-from owrl_jax.agent.endpoint import Endpoint
-from owrl_jax.agent.spend import Price, SpendLedger
+from owrl_jax.agent.spend import SpendLedger
+from owrl_jax.config import EndpointSettings, JudgeSettings
 from owrl_jax.judge.agreement import Pair, agreement, drift
 from owrl_jax.judge.archive import ReplyArchive
-from owrl_jax.judge.chat import EndpointChat
-from owrl_jax.judge.prompt import PromptSettings
+from owrl_jax.judge.panel import rubric_judge
 from owrl_jax.judge.protocol import Evidence, JudgingStopped
 from owrl_jax.judge.vlm import RubricJudge
 from owrl_jax.obs.stats import wilson
@@ -103,21 +102,27 @@ async def rejudge(options: Options) -> int:
     folder = options.run / "judge"
     journal = Journal(options.run / "journal.jsonl", readonly=True)
     store = ScreenshotStore(options.run / "screenshots")
-    price = Price(usd_per_million_in=options.usd_per_million_in, usd_per_million_out=options.usd_per_million_out)
-    chat = EndpointChat(
-        Endpoint(
-            base_url=options.endpoint,
-            model=options.model,
-            api_key=_key(options.key_file),
-            price=price,
-            attempts=options.attempts,
-            deadline_s=options.deadline_s,
-        ),
-        ledger=SpendLedger(folder / "spend.jsonl", limit_usd=options.max_usd, limit_calls=options.max_calls),
+    endpoint = EndpointSettings(
+        url=options.endpoint,
+        model=options.model,
+        usd_per_million_in=options.usd_per_million_in,
+        usd_per_million_out=options.usd_per_million_out,
+        attempts=options.attempts,
+        deadline_s=options.deadline_s,
     )
-    settings = PromptSettings(screenshots=options.screenshots, form=options.form, coded=options.coded)
+    settings = JudgeSettings(
+        kind="rubric",
+        endpoint=endpoint,
+        screenshots=options.screenshots,
+        form=options.form,
+        coded=options.coded,
+        concurrency=options.concurrency,
+        max_usd=options.max_usd,
+        max_calls=options.max_calls,
+    )
+    ledger = SpendLedger(folder / "spend.jsonl", limit_usd=settings.max_usd, limit_calls=settings.max_calls)
     archive = ReplyArchive(folder / "replies.jsonl")
-    judge = RubricJudge(chat, settings=settings, archive=archive, concurrency=options.concurrency)
+    judge, chat = rubric_judge(settings, endpoint, key=_key(options.key_file), ledger=ledger, archive=archive)
     path = folder / "verdicts.jsonl"
     offsets = journal.offsets if options.last is None else journal.offsets[-options.last :] if options.last else ()
     known = {one.offset: one for one in _read(path) if one.verdict.judge == judge.name}

@@ -29,6 +29,8 @@ from owrl_jax.config import ConfigError, RunConfig, config_hash, resolve, split_
 from owrl_jax.data.tasks import TaskSource
 from owrl_jax.engine.engine import Engine
 from owrl_jax.evaluate import evaluate, tell
+from owrl_jax.judge.panel import Tally
+from owrl_jax.judge.protocol import JudgingStopped
 from owrl_jax.models.hf import export
 from owrl_jax.models.qwen3_vl.config import to_hf
 from owrl_jax.obs.live import LiveView
@@ -36,7 +38,7 @@ from owrl_jax.obs.metrics import Metrics, TimeSplit
 from owrl_jax.obs.sinks import open_sinks
 from owrl_jax.obs.stats import append_evaluation, success
 from owrl_jax.pool.journal import Journal
-from owrl_jax.pool.rollout import JudgeCall, LocalPool
+from owrl_jax.pool.rollout import LocalPool
 from owrl_jax.pool.store import ScreenshotStore
 from owrl_jax.rl.advantage import Scored, score
 from owrl_jax.rl.batch import PackedBatch, TrainSample
@@ -53,6 +55,8 @@ from owrl_jax.types import Group
 
 _log = logging.getLogger(__name__)
 STAGE = "rl"
+LIMIT_EXIT_CODE = 3
+"""The judge's spending limit stopped the run; starting it again as it is would stop it again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,20 +67,20 @@ class Trained:
       iterations: done in all, earlier calls included.
       finished: whether that is what was wanted; else it was told to stop and can be resumed.
       folder: of the run.
+      limit: the sentence of the judge's spending limit, if that stopped it.
     """
 
     iterations: int
     finished: bool
     folder: Path
+    limit: str = ""
 
 
 class NothingTrained(RuntimeError):
     """A call that was asked to train had nothing to do."""
 
 
-def train(
-    config: RunConfig, *, view: LiveView | None = None, judge: JudgeCall | None = None, shutdown: Shutdown | None = None
-) -> Trained:
+def train(config: RunConfig, *, view: LiveView | None = None, shutdown: Shutdown | None = None) -> Trained:
     """Trains until `config.iterations`, from where the run's folder stands.
 
     Raises:
@@ -88,18 +92,16 @@ def train(
     with contextlib.ExitStack() as stack:
         view = view or stack.enter_context(LiveView(config.name))
         shutdown = shutdown or stack.enter_context(Shutdown())
-        loop = Loop(parts, view=view, shutdown=shutdown, judge=judge, stack=stack)
+        loop = Loop(parts, view=view, shutdown=shutdown, stack=stack)
         return asyncio.run(loop.run())
 
 
 class Loop:
     """The state of a training run in one process."""
 
-    def __init__(
-        self, parts: Parts, *, view: LiveView, shutdown: Shutdown, judge: JudgeCall | None, stack: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, parts: Parts, *, view: LiveView, shutdown: Shutdown, stack: contextlib.ExitStack) -> None:
         config = parts.config
-        self.parts, self.view, self.shutdown, self.judge = parts, view, shutdown, judge
+        self.parts, self.view, self.shutdown = parts, view, shutdown
         self.tasks = TaskSource.of(config.data, seed=config.seed)
         self.learner = Learner(
             parts.model,
@@ -111,6 +113,7 @@ class Loop:
         )
         self.screenshots = ScreenshotStore(parts.folder.screenshots)
         self.pictures = parts.pictures(self.screenshots)
+        self.judge, self.tally = parts.judge(self.screenshots), Tally()
         self.journal = stack.enter_context(Journal(parts.folder.journal))
         self.checkpoints = stack.enter_context(Checkpoints(parts.folder.checkpoints, config.checkpoint))
         self.shapes: PackSettings | None = None  # of the first iteration, kept for all: others would be compiled anew
@@ -146,32 +149,53 @@ class Loop:
                 f"{parts.folder.path} has {self.iteration} iterations, and {config.iterations} are wanted: give more"
             )
         self.view.begin("mm-grpo", total=config.iterations, unit="iterations", done=self.iteration)
+        limit = ""
+        try:
+            async with self.judge or contextlib.nullcontext():
+                await self._all()
+        except JudgingStopped as stopped:  # between two iterations: what was played since is in the journal
+            limit = str(stopped)
+            await asyncio.to_thread(self._save)
+        finished = self.iteration >= config.iterations
+        self.checkpoints.wait()
+        if finished:
+            export(
+                self.learner.policy(self.state), parts.model.config, parts.folder.export, dtype=config.dtypes.params,
+                tokenizer_from=parts.folder.tokenizer, overwrite=True,
+            )  # fmt: skip
+        return Trained(
+            iterations=self.iteration, finished=finished and not limit, folder=parts.folder.path, limit=limit
+        )
+
+    async def _all(self) -> None:
+        config, parts = self.parts.config, self.parts
         engine = parts.engine()
         async with stage(config, parts.limits()) as (sandboxes, places), engine:
             await asyncio.to_thread(engine.publish, self.iteration, self.learner.policy(self.state))
             self.pool = LocalPool(
-                harness=parts.harness,
+                harness=parts.harness_at,
                 policy_of=lambda place: engine,
                 sandboxes=sandboxes,
                 places=places,
                 sampling=parts.sampling(config.seed),
                 journal=self.journal,
                 screenshots=self.screenshots,
-                judge=self.judge,
+                judge=self.judge and self.judge.call(self.tally),
                 limits=parts.limits(),
                 version=lambda: engine.version,
             )
 
             async def measure() -> None:
                 if config.eval.every >= 0:
-                    tasks = self.tasks.held_out(config.eval.tasks)
+                    tasks, tally = self.tasks.held_out(config.eval.tasks), Tally()
                     with self.time.during("evaluate"):
                         found = await evaluate(
-                            parts, engine, sandboxes, places, tasks, at=self.iteration, judge=self.judge
-                        )
+                            parts, engine, sandboxes, places, tasks, at=self.iteration,
+                            judge=self.judge and self.judge.call(tally), screenshots=self.judge and self.screenshots,
+                        )  # fmt: skip
                     append_evaluation(parts.folder.path, found)
                     self.metrics.log(self.iteration, {"eval/success_over_valid": success(found.tasks).over_valid.share})
-                    self.view.note(tell(found))
+                    self.view.note("\n".join([tell(found), *tally.lines()]))
 
             if self.iteration == 0:
                 await measure()
@@ -190,16 +214,8 @@ class Loop:
                 collecting.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await collecting
-            finished = self.iteration >= config.iterations
-            if finished:
+            if self.iteration >= config.iterations:
                 await measure()
-        self.checkpoints.wait()
-        if finished:
-            export(
-                self.learner.policy(self.state), parts.model.config, parts.folder.export, dtype=config.dtypes.params,
-                tokenizer_from=parts.folder.tokenizer, overwrite=True,
-            )  # fmt: skip
-        return Trained(iterations=self.iteration, finished=finished, folder=parts.folder.path)
 
     async def _iterate(self, engine: Engine, collecting: asyncio.Task[None]) -> None:
         """One iteration: a batch of groups, a few updates, new weights in the engine."""
@@ -225,6 +241,7 @@ class Loop:
         # What happened.
         rejected = self.feed.advance(self.iteration)
         numbers |= {f"rollout/groups_rejected_{why}": float(n) for why, n in rejected.items()}
+        numbers |= self._judged() | {"rollout/horizon_turns": float(config.stage_of(iteration).max_steps)}
         numbers |= _engine_numbers(engine) | self.time.take() | {"time/iteration_s": time.monotonic() - began}
         if iteration % config.logging.every == 0:
             self.metrics.log(iteration, numbers)
@@ -233,6 +250,7 @@ class Loop:
     def _learn(self, samples: Sequence[TrainSample], iteration: int) -> dict[str, float]:
         """All updates of an iteration; numbers averaged over them."""
         rl, learner = self.parts.config.rl, self.learner
+        rate = self.parts.config.stage_of(iteration).learning_rate
         if self.shapes is None:
             self.shapes = PackSettings.fitted(
                 samples, self.parts.model.config, tokens=rl.row_tokens, mode=rl.packing,
@@ -255,7 +273,7 @@ class Loop:
         )  # fmt: skip
         rows = []
         for plan in plans:
-            self.state, numbers = learner.update(self.state, self._pack(plan.samples))
+            self.state, numbers = learner.update(self.state, self._pack(plan.samples), learning_rate=rate)
             rows.append(numbers)
         if not rows:
             return found
@@ -273,6 +291,14 @@ class Loop:
             self.feed.take(group)
             for trajectory in group.trajectories:
                 self.view.ended(trajectory)
+
+    def _judged(self) -> dict[str, float]:
+        """What the judge said since the last iteration, how it agreed with others, and what it cost."""
+        if self.judge is None:
+            return {}
+        for seen in self.tally.drifts:
+            self.view.note(seen.line())
+        return self.tally.take() | self.judge.spent()
 
     def _why_not(self, group: Group) -> str:
         """Why a group teaches nothing, before anything is known of its age; empty if it is accepted."""
@@ -341,7 +367,8 @@ def _engine_numbers(engine: Engine) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> int:
-    """`owrl train`. Exit codes: 0 trained to the end, 75 stopped and saved (start again), 1 failed, 2 a wrong call."""
+    """`owrl train`. Exit codes: 0 trained to the end, 75 stopped and saved (start again), 3 stopped and saved at the
+    judge's spending limit, 1 failed, 2 a wrong call."""
     import tyro
 
     def run(preset: str = "", /, until: int | None = None, more: int | None = None) -> int:
@@ -363,6 +390,13 @@ def main(argv: list[str]) -> int:
         if until is not None:
             config = dataclasses.replace(config, iterations=until)
         trained = train(config)
+        if trained.limit:
+            print(
+                f"owrl train: stopped and saved after {trained.iterations} iterations. {trained.limit}. Raise "
+                "judge.max_usd or judge.max_calls, and the same command goes on",
+                file=sys.stderr,
+            )
+            return LIMIT_EXIT_CODE
         if not trained.finished:
             print(f"owrl train: stopped and saved after {trained.iterations} iterations; the same command goes on")
             return RESUME_EXIT_CODE

@@ -63,7 +63,15 @@ judge/verdicts_success                 trajectories judged a success
 judge/verdicts_failure                 trajectories judged a failure
 judge/verdicts_invalid                 trajectories that no judge could tell about
 judge/agreement_share_per_verdict      verdicts of the training judge that equal the program's, where both exist
-judge/calls                            requests to the judge
+judge/precision_share_per_verdict      of what the training judge calls a success, the share that the program does
+judge/recall_share_per_verdict         of what the program calls a success, the share that the training judge does
+judge/f1_per_verdict                   harmonic mean of the two
+judge/invalid_share_per_verdict        of what the program could tell, the share that the training judge could not
+judge/compared_verdicts                verdicts that these shares are over: both could tell
+judge/second_{what}                    the same with a held-out judge in place of the program
+judge/drift_gap_share                  success share of the training judge minus that of the other, newest window
+judge/drift                            1 if a window's test says that the training judge has become too kind
+judge/calls                            requests to all judges of the run, since it began
 judge/cost_usd                         what they cost, since the run began
 sft/loss_nats_per_token                cross-entropy of demonstrated responses
 sft/accuracy_share_per_token           tokens of demonstrated responses that are the likeliest

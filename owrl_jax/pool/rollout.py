@@ -93,7 +93,8 @@ class _LivePlace:
         return None
 
 
-# (the trajectory, with pictures in the store by hash) -> verdict; never raises for a judge that is down.
+# (the trajectory, its pictures in the store by hash, with what a program said of it) -> the verdict to keep. A judge
+# that is down gives an invalid one; what is raised (a spending limit) ends the pool's run.
 JudgeCall = Callable[[Trajectory], Awaitable[Verdict]]
 
 
@@ -158,12 +159,12 @@ class LocalPool:
     """Plays groups of episodes with the sandboxes of this machine.
 
     Args:
-      harness: the fixed part of all episodes.
+      harness: the fixed part of all episodes; a function gives that of the policy's version when a group begins.
       policy_of: what answers in a place: the one engine for all, or an oracle of the place's own.
       sandboxes: where sandboxes come from; started and closed by its owner.
       places: opens the place of a task.
       journal, screenshots: where everything that ended is kept. Without them nothing outlives the run (evaluation).
-      judge: asked where no program knows the verdict; None leaves it open.
+      judge: asked about every ending of the policy's own; None leaves the verdict to the places' programs.
       sampling: how responses are drawn; the harness cuts the length, and seeds each turn.
       limits: see `RolloutLimits`.
       version: the policy's version now; stamped on groups when they begin.
@@ -172,7 +173,7 @@ class LocalPool:
     def __init__(
         self,
         *,
-        harness: Harness,
+        harness: Harness | Callable[[int], Harness],
         policy_of: Callable[[Place], Policy],
         sandboxes: SandboxSource,
         places: Places,
@@ -183,7 +184,8 @@ class LocalPool:
         limits: RolloutLimits | None = None,
         version: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._harness, self._policy_of, self._sandboxes, self._places = harness, policy_of, sandboxes, places
+        self._policy_of, self._sandboxes, self._places = policy_of, sandboxes, places
+        self._harness_at = harness if callable(harness) else lambda version: harness
         self._sampling, self._journal, self._screenshots = sampling, journal, screenshots
         self._judge, self._version = judge, version
         self.limits = limits or RolloutLimits()
@@ -269,7 +271,7 @@ class LocalPool:
         """Plays one member until it has an ending of its own, or its attempts are used up."""
         attempt = 0
         while True:
-            trajectory, pictures = await self._attempt(group.request, index)
+            trajectory, pictures = await self._attempt(group, index)
             self._finished[trajectory.outcome.key] += 1
             self._turns += len(trajectory.turns)
             offset, trajectory = await self._keep(trajectory, pictures, attempt, writer)
@@ -283,8 +285,9 @@ class LocalPool:
             await asyncio.sleep(self.limits.retry_wait_s * 2**attempt)
             attempt += 1
 
-    async def _attempt(self, request: GroupRequest, index: int) -> tuple[Trajectory, list[Screenshot]]:
-        """One episode with its verdict, and the pictures that it saw."""
+    async def _attempt(self, group: _Open, index: int) -> tuple[Trajectory, list[Screenshot]]:
+        """One episode with its program's verdict, and the pictures that it saw."""
+        request = group.request
         place = await self._places.open(request.task)
         pictures: list[Screenshot] = []
 
@@ -295,7 +298,7 @@ class LocalPool:
         try:
             episode = Episode(
                 place.task,
-                harness=self._harness,
+                harness=self._harness_at(group.version),
                 policy=self._policy_of(place),
                 open_sandbox=self._sandboxes.acquire,
                 sampling=self._sampling,
@@ -319,12 +322,20 @@ class LocalPool:
     async def _keep(
         self, trajectory: Trajectory, pictures: list[Screenshot], attempt: int, writer: concurrent.futures.Executor
     ) -> tuple[int, Trajectory]:
-        """Stores the pictures, asks the judge where no program knew, and writes the line. Gives its offset."""
+        """Stores the pictures, asks the judge, and writes the line. Gives its offset.
+
+        An episode whose judging is cut short (a spending limit, a shutdown) is written as it is: it was finished.
+        """
         store, journal = self._screenshots, self._journal
         if store is not None:
             await self._write(writer, lambda: [store.put(picture) for picture in pictures])
-        if self._judge is not None and trajectory.verdict is None and trajectory.outcome.trains:
-            trajectory = dataclasses.replace(trajectory, verdict=await self._judge(trajectory))
+        if self._judge is not None and trajectory.outcome.trains:
+            try:
+                trajectory = dataclasses.replace(trajectory, verdict=await self._judge(trajectory))
+            except BaseException:
+                if journal is not None:  # the writer's owner waits for it
+                    writer.submit(journal.add_trajectory, trajectory, attempt=attempt)
+                raise
         if journal is None:
             return -1, trajectory
         return await self._write(writer, journal.add_trajectory, trajectory, attempt=attempt), trajectory

@@ -71,10 +71,12 @@ class OptimizerSettings:
         )
 
 
-def learning_rate(settings: OptimizerSettings, updates: Int[Array, ""] | int) -> Float[Array, ""]:
-    """The rate of the update that follows after `updates` updates."""
+def learning_rate(
+    settings: OptimizerSettings, updates: Int[Array, ""] | int, full: Float[Array, ""] | float | None = None
+) -> Float[Array, ""]:
+    """The rate of the update that follows after `updates` updates; `full` takes the place of the one in settings."""
     n = jnp.asarray(updates, jnp.float32)
-    rate = jnp.float32(settings.learning_rate)
+    rate = jnp.float32(settings.learning_rate) if full is None else jnp.asarray(full, jnp.float32)
     if settings.schedule != "constant":
         span = settings.decay_updates - settings.warmup_updates
         done = jnp.clip((n - settings.warmup_updates) / span, 0, 1)
@@ -97,6 +99,7 @@ def step(
     gradients: Leaves,
     updates: Array,
     decayed: frozenset[str],
+    full: Array | None = None,
 ) -> tuple[Leaves, Any, dict[str, Array]]:
     """One step of AdamW.
 
@@ -106,6 +109,7 @@ def step(
       gradients: float32, already divided by the normaliser.
       updates: how many steps came before.
       decayed: names that weight decay applies to.
+      full: learning rate instead of the one in settings.
     Returns:
       the new leaves and moments, and norm of the gradient, its clip factor and the learning rate.
     """
@@ -114,7 +118,7 @@ def step(
     gradients = jax.tree.map(lambda g: g * factor, gradients)
     found, moments = adam(settings).update(gradients, moments)
     directions = cast(Leaves, found)
-    rate = learning_rate(settings, updates)
+    rate = learning_rate(settings, updates, full)
 
     def moved(name: str, leaf: Array) -> Array:
         wide = leaf.astype(jnp.float32)

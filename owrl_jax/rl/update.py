@@ -141,11 +141,14 @@ class Learner:
 
     # --- Steps --------------------------------------------------------------------------------------------------
 
-    def update(self, state: TrainState, batches: Iterable[PackedBatch]) -> tuple[TrainState, dict[str, float]]:
+    def update(
+        self, state: TrainState, batches: Iterable[PackedBatch], *, learning_rate: float | None = None
+    ) -> tuple[TrainState, dict[str, float]]:
         """One optimiser step over all of these micro-batches, which come from one call of `pack`.
 
         Args:
           state: it is used up: its buffers become those of the new one.
+          learning_rate: takes the place of the optimiser's, for a curriculum; warm-up and schedule stay.
         Returns:
           the new state, and numbers for the log.
         Raises:
@@ -173,7 +176,8 @@ class Learner:
         if not z > 0:
             raise ValueError("these samples have no turn with a loss: nothing to learn from")
         moments = self._fetched(state.moments)
-        moving, moments, facts = self._apply(moving, moments, gradients, state.updates, jnp.float32(z))
+        rate = jnp.float32(self.optimizer.learning_rate if learning_rate is None else learning_rate)
+        moving, moments, facts = self._apply(moving, moments, gradients, state.updates, jnp.float32(z), rate)
         params, adapters = self.trainable.join(config, moving, frozen)
         updated = TrainState(params=params, adapters=adapters, moments=self._stored(moments), updates=state.updates + 1)
         facts = {name: float(value) for name, value in jax.device_get(facts).items()}
@@ -256,13 +260,13 @@ class Learner:
         add = lambda total, g: total + jnp.where(finite, g.astype(jnp.float32), 0)  # noqa: E731
         return jax.tree.map(add, gradients, new), sums, finite
 
-    def _apply_step(self, moving: Leaves, moments, gradients: Leaves, updates, z):
+    def _apply_step(self, moving: Leaves, moments, gradients: Leaves, updates, z, rate=None):
         gradients = jax.tree.map(lambda g: g / z, gradients)
         squares: dict[str, Any] = {}
         for name, leaf in gradients.items():
             module = module_of(name)
             squares[module] = squares.get(module, 0.0) + jnp.sum(jnp.square(leaf))
-        moving, moments, facts = step(self.optimizer, moving, moments, gradients, updates, self._decayed)
+        moving, moments, facts = step(self.optimizer, moving, moments, gradients, updates, self._decayed, rate)
         facts |= {f"grad/norm/{module}": jnp.sqrt(square) for module, square in squares.items()}
         return moving, moments, facts
 

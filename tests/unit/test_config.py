@@ -16,11 +16,14 @@ from owrl_jax.config import (
     BrowserSettings,
     ConfigError,
     DataSettings,
+    EndpointSettings,
+    JudgeSettings,
     MeshSettings,
     ModelSettings,
     RlSettings,
     RolloutSettings,
     RunConfig,
+    Stage,
     config_hash,
     from_dict,
     from_json,
@@ -31,6 +34,8 @@ from owrl_jax.config import (
     to_dict,
     to_json,
 )
+
+JUDGE = EndpointSettings(url="http://127.0.0.1:1/v1", model="m")
 
 
 def test_defaults_are_the_papers_first_stage():
@@ -53,7 +58,7 @@ def test_defaults_are_the_papers_first_stage():
 
 def test_every_record_is_frozen_keyword_only_and_lies_in_the_tree():
     sections: list[Any] = [h for h in typing.get_type_hints(RunConfig).values() if dataclasses.is_dataclass(h)]
-    assert len(sections) == 12
+    assert len(sections) == 13
     for record in (RunConfig, *sections):
         value = record()
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -80,6 +85,12 @@ def test_every_record_is_frozen_keyword_only_and_lies_in_the_tree():
         (lambda: ModelSettings(weights=""), ("weights=''", "null")),
         (lambda: RunConfig(name="a/b"), ("name='a/b'", "folder")),
         (lambda: RunConfig(seed=-1), ("seed=-1", "2**32")),
+        (lambda: JudgeSettings(kind="rubric"), ("endpoint.url=''", "kind is 'rubric'")),
+        (lambda: JudgeSettings(second_share=1.5), ("second_share=1.5", "between 0 and 1")),
+        (lambda: JudgeSettings(kind="rubric", endpoint=JUDGE, max_usd=3.0), ("usd_per_million_in=0.0", "max_usd=3.0")),
+        (lambda: EndpointSettings(url="127.0.0.1:80", model="m"), ("url='127.0.0.1:80'", "http://")),
+        (lambda: EndpointSettings(url="http://a/v1"), ("model=''", "http://a/v1")),
+        (lambda: Stage(iterations=0, max_steps=1, learning_rate=1e-6), ("iterations=0", "at least 1")),
     ],
 )
 def test_a_bad_value_is_named_with_what_to_do(make, parts):
@@ -102,12 +113,44 @@ def test_a_bad_value_is_named_with_what_to_do(make, parts):
         ({"model": {"remat": "some"}}, "model.remat='some'"),
         ({"rl": {"epochs": 0}}, "rl.epochs=0 must be at least 1"),
         ({"seed": True}, "seed=True"),
+        (
+            {"judge": {"endpoint": {"key": 1}}},
+            "unknown setting judge.endpoint.key; did you mean judge.endpoint.key_env",
+        ),
+        ({"curriculum": [{"iterations": 1, "steps": 2}]}, "unknown setting curriculum[0].steps"),
+        ({"curriculum": [{"iterations": 1, "max_steps": 2}]}, "curriculum[0] needs a value for learning_rate"),
+        ({"curriculum": 3}, "curriculum=3"),
     ],
 )
 def test_plain_data_is_checked_with_its_path(data, message):
     with pytest.raises(ConfigError) as caught:
         from_dict(data)
     assert str(caught.value).startswith(message)
+
+
+def test_a_stage_follows_from_the_number_of_the_iteration():
+    stages = [[90, 15, 1e-6], [50, 30, 5e-7]]
+    shown = [dict(zip(("iterations", "max_steps", "learning_rate"), stage, strict=True)) for stage in stages]
+    run = resolve(None, {"curriculum": json.dumps(shown)})
+    assert from_json(to_json(run)) == run and resolve(run, {"seed": "1"}).curriculum == run.curriculum
+    at = lambda n: (run.stage_of(n).max_steps, run.stage_of(n).learning_rate)  # noqa: E731
+    assert [at(n) for n in (0, 89, 90, 139, 140, 9999)] == [(15, 1e-6)] * 2 + [(30, 5e-7)] * 4
+    plain = RunConfig(agent=AgentSettings(max_steps=7), rl=RlSettings(learning_rate=2e-6))
+    assert {(s.max_steps, s.learning_rate) for s in map(plain.stage_of, (0, 500))} == {(7, 2e-6)}
+
+
+def test_a_run_may_become_longer_dearer_and_ask_its_judge_elsewhere_but_not_another_one():
+    judge = JudgeSettings(kind="rubric", endpoint=JUDGE, max_calls=10)
+    run = RunConfig(judge=judge)
+
+    def changed(**fields):
+        return dataclasses.replace(run, judge=dataclasses.replace(judge, **fields), iterations=200)
+
+    for name in ("http://127.0.0.1:2/v1", JUDGE.url):
+        assert changed(max_calls=20, endpoint=dataclasses.replace(JUDGE, url=name, key_env="K")).same_run(run)
+    assert not changed(endpoint=dataclasses.replace(JUDGE, model="other")).same_run(run)
+    assert not changed(screenshots=1).same_run(run) and not RunConfig().same_run(run)
+    assert not dataclasses.replace(run, seed=1).same_run(run)
 
 
 def test_json_that_is_none_is_refused():
@@ -158,7 +201,8 @@ def test_hash_sees_every_setting_and_only_values():
         {"name": "other"}, {"seed": 1}, {"iterations": 1}, {"model": {"size": "8b"}}, {"mesh": {"tensor": 2}},
         {"dtypes": {"compute": "float32"}}, {"browser": {"max_episodes": 3}}, {"agent": {"max_steps": 30}},
         {"rollout": {"top_k": 20}}, {"rl": {"learning_rate": 5e-7}}, {"data": {"tasks": ["a"]}},
-        {"checkpoint": {"keep": 1}}, {"logging": {"every": 2}}, {"sft": {"epochs": 1}},
+        {"checkpoint": {"keep": 1}}, {"logging": {"every": 2}}, {"sft": {"epochs": 1}}, {"judge": {"coded": False}},
+        {"curriculum": [{"iterations": 1, "max_steps": 2, "learning_rate": 1e-6}]},
     ]  # fmt: skip
     hashes = {config_hash(from_dict(data)) for data in ({}, *changed)}
     assert len(hashes) == len(changed) + 1

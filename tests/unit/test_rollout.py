@@ -196,11 +196,13 @@ async def test_an_error_in_the_wishes_or_the_journal_ends_the_run_with_it(tmp_pa
     assert source.open == 0
 
 
-async def test_the_program_decides_where_there_is_one_and_the_judge_elsewhere(tmp_path):
+async def test_the_judge_is_told_what_a_program_said_and_has_the_last_word(tmp_path):
     asked = []
 
     async def judge(trajectory):
         asked.append(trajectory)
+        if trajectory.verdict is not None:
+            return trajectory.verdict
         assert (trajectory.final_screenshot or "") in ScreenshotStore(
             tmp_path / "shots"
         )  # evidence is there before the question
@@ -217,5 +219,6 @@ async def test_the_program_decides_where_there_is_one_and_the_judge_elsewhere(tm
             yield GroupRequest(task=make_task("starter", "pair_colour", 1), group_id="w", n=1)
 
         (group,) = [g async for g in playing.run(one())]
-        assert len(asked) == 1 and group.trajectories[0].verdict.value == VerdictValue.FAILURE  # nothing was clicked
+        assert len(asked) == 2 and asked[1].verdict.judge == "program:starter/pair_colour"
+        assert group.trajectories[0].verdict.value == VerdictValue.FAILURE  # nothing was clicked
         assert "_e/" not in group.trajectories[0].task.start_url and not worlds._visits
