@@ -155,32 +155,17 @@ class Parts:
 
     def engine(self, **fields: Any) -> Engine:
         """An engine for this model, not started. `fields` replace settings that follow from the run's configuration."""
-        agent, rows = self.config.agent, self.episodes()
-        context = -(-agent.max_context_tokens // 16) * 16
-        width, height = self.config.browser.viewport
-        rows_px, cols_px = self.processor.resized(height, width)
-        patches = rows_px * cols_px // self.processor.patch_size**2
-        settings: dict[str, Any] = {
-            "max_context": context,
-            "decode_rows": tuple(sorted({1, max(1, rows // 4), rows})),
-            "patch_buckets": (patches, 4 * patches) if rows > 1 else (patches,),
-        } | fields
         return Engine(
             self.model.config,
             processor=self.processor,
             special=self.tokens.special,
-            settings=EngineSettings(**settings),
+            settings=dataclasses.replace(engine_settings(self.config, self.processor), **fields),
             run=dataclasses.replace(self.model.run, remat="none"),
         )
 
     def episodes(self) -> int:
         """Episodes at one time."""
-        limit = self.config.browser.max_episodes
-        if limit is not None:
-            return limit
-        free_mib = psutil.virtual_memory().available / 2**20
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-        return SandboxPoolConfig().resolve(cores=cores, memory_mib=free_mib).max_episodes
+        return episodes(self.config)
 
     def limits(self) -> RolloutLimits:
         """Of the pool."""
@@ -214,17 +199,23 @@ def build(config: RunConfig) -> Parts:
     Raises:
       ConfigError: if settings do not go together, or the folder is of another run.
     """
+    weights = config.model.weights
+    if weights is not None and not Path(weights).is_dir():
+        raise ConfigError(
+            f"model.weights={weights!r} is no folder here: make it with owrl sft, or name another; --dry-run says what "
+            "else is missing"
+        )
     folder = RunFolder(config)
     _keep_compiled()
     agent = config.agent
     if config.model.weights is None:
         tokens = _small_tokenizer(folder.tokenizer, _style(config), config)
         model_config = _with_ids(preset(config.model.size), tokens)
-        processor = _processor(ImageProcessor(), config)
+        processor = image_processor(ImageProcessor(), config)
     else:
         tokens = load_tokenizer(config.model.weights)
         model_config = read_config(Path(config.model.weights))
-        processor = _processor(ImageProcessor.load(config.model.weights), config)
+        processor = image_processor(ImageProcessor.load(config.model.weights), config)
         if not (folder.tokenizer / "tokenizer.json").exists():
             tokens.hf.save_pretrained(folder.tokenizer)
     (folder.tokenizer / "preprocessor_config.json").write_text(
@@ -239,6 +230,29 @@ def build(config: RunConfig) -> Parts:
         processor=processor,
         harness=harness,
         model=Qwen3VL(model_config, run),
+    )
+
+
+def episodes(config: RunConfig) -> int:
+    """Episodes at one time: as configured, or what the memory and the cores of this machine allow."""
+    limit = config.browser.max_episodes
+    if limit is not None:
+        return limit
+    free_mib = psutil.virtual_memory().available / 2**20
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return SandboxPoolConfig().resolve(cores=cores, memory_mib=free_mib).max_episodes
+
+
+def engine_settings(config: RunConfig, processor: ImageProcessor) -> EngineSettings:
+    """The sizes of a run's engine: a row for each episode, room for the longest context and for its viewport."""
+    rows = episodes(config)
+    width, height = config.browser.viewport
+    rows_px, cols_px = processor.resized(height, width)
+    patches = rows_px * cols_px // processor.patch_size**2
+    return EngineSettings(
+        max_context=-(-config.agent.max_context_tokens // 16) * 16,
+        decode_rows=tuple(sorted({1, max(1, rows // 4), rows})),
+        patch_buckets=(patches, 4 * patches) if rows > 1 else (patches,),
     )
 
 
@@ -322,7 +336,8 @@ def _with_ids(config: ModelConfig, tokens: Tokens) -> ModelConfig:
     )
 
 
-def _processor(processor: ImageProcessor, config: RunConfig) -> ImageProcessor:
+def image_processor(processor: ImageProcessor, config: RunConfig) -> ImageProcessor:
+    """The model's image processor with the run's own limits of a picture's area."""
     if config.model.image_area is None:
         return processor
     low, high = config.model.image_area

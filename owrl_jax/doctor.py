@@ -326,8 +326,8 @@ def healthy(findings: Sequence[Finding]) -> bool:
     return all(finding.status != "fail" for finding in findings)
 
 
-def format_findings(findings: Sequence[Finding]) -> str:
-    """One line for each finding, advice below it, and a closing sentence."""
+def format_findings(findings: Sequence[Finding], subject: str = "The main job") -> str:
+    """One line for each finding, advice below it, and a closing sentence about `subject`."""
     width = max(len(f.name) for f in findings)
     lines = []
     for finding in findings:
@@ -335,9 +335,7 @@ def format_findings(findings: Sequence[Finding]) -> str:
         if finding.advice:
             lines.append(f"{'':<4}  {'':<{width}}  -> {finding.advice}")
     bad = sum(f.status == "fail" for f in findings)
-    lines.append(
-        "The main job can run here." if not bad else f"The main job cannot run here: {bad} to mend, marked fail."
-    )
+    lines.append(f"{subject} can run here." if not bad else f"{subject} cannot run here: {bad} to mend, marked fail.")
     return "\n".join(lines)
 
 

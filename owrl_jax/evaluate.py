@@ -100,7 +100,7 @@ async def measure_folder(
     async with stage(parts.config, parts.limits()) as (sandboxes, places), engine, judge or contextlib.nullcontext():
         await asyncio.to_thread(engine.publish, 0, parts.start_params())
         if judge is not None:
-            fields |= {"judge": judge.call(tally), "screenshots": store}
+            fields |= {"judge": judge.call(tally, measuring=True), "screenshots": store}
         found = await evaluate(parts, engine, sandboxes, places, tasks, at=at, **fields)
     return found, tally
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from owrl_jax.models.qwen3_vl.config import ModelConfig
 from owrl_jax.models.qwen3_vl.table import build_tree, table
@@ -196,11 +196,12 @@ class Sharder:
     """A mesh with a rule table. Hashable, so it can be a static argument of `jax.jit`.
 
     Attributes:
-      mesh: any mesh whose axes are among `AXES`; one that is not there counts as size 1.
+      mesh: any mesh whose axes are among `AXES`; one that is not there counts as size 1. An abstract one, names and
+        sizes without devices, is enough to say where things would lie.
       rules: logical axis → mesh axes.
     """
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     rules: Rules
 
     def __post_init__(self) -> None:

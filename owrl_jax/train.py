@@ -191,7 +191,8 @@ class Loop:
                     with self.time.during("evaluate"):
                         found = await evaluate(
                             parts, engine, sandboxes, places, tasks, at=self.iteration,
-                            judge=self.judge and self.judge.call(tally), screenshots=self.judge and self.screenshots,
+                            judge=self.judge and self.judge.call(tally, measuring=True),
+                            screenshots=self.judge and self.screenshots,
                         )  # fmt: skip
                     append_evaluation(parts.folder.path, found)
                     self.metrics.log(self.iteration, {"eval/success_over_valid": success(found.tasks).over_valid.share})
@@ -371,7 +372,15 @@ def main(argv: list[str]) -> int:
     judge's spending limit, 1 failed, 2 a wrong call."""
     import tyro
 
-    def run(preset: str = "", /, until: int | None = None, more: int | None = None) -> int:
+    def run(
+        preset: str = "",
+        /,
+        until: int | None = None,
+        more: int | None = None,
+        dry_run: bool = False,
+        devices: int | None = None,
+        device_gib: float | None = None,
+    ) -> int:
         """Train a policy by online multi-turn reinforcement learning; the same command resumes.
 
         Any setting can be given as --section.key VALUE, for instance --rl.learning_rate 5e-7 or --name mine.
@@ -380,6 +389,9 @@ def main(argv: list[str]) -> int:
             preset: name of a preset in configs/, or path of a Python file.
             until: train until the run has this many iterations.
             more: train this many iterations more than the run has.
+            dry_run: only say what the run would need and what is missing; nothing is loaded or written.
+            devices: of the dry run: plan for so many.
+            device_gib: of the dry run: memory of each of them, GiB.
         """
         config = resolve(preset or None, overrides)
         if until is not None and more is not None:
@@ -389,6 +401,10 @@ def main(argv: list[str]) -> int:
             until = more + (latest.step if latest else 0)
         if until is not None:
             config = dataclasses.replace(config, iterations=until)
+        if dry_run:
+            from owrl_jax.dry_run import dry_run as plan
+
+            return plan(config, devices=devices, device_gib=device_gib)
         trained = train(config)
         if trained.limit:
             print(

@@ -145,23 +145,29 @@ class Panel:
         """Calls and money since the run began."""
         return {"judge/calls": float(self._ledger.calls), "judge/cost_usd": self._ledger.spent_usd}
 
-    def call(self, tally: Tally) -> Callable[[Trajectory], Awaitable[Verdict]]:
+    def call(self, tally: Tally, *, measuring: bool = False) -> Callable[[Trajectory], Awaitable[Verdict]]:
         """The verdict to keep on an episode, as a pool asks for it; what came of it goes to `tally`.
 
         The trajectory comes with what a program said, where there was one. Raises `JudgingStopped`.
+
+        Args:
+          measuring: a program that knows decides whatever the settings: a policy that has learned to please the model
+            must not be measured by it.
         """
 
         async def verdict(trajectory: Trajectory) -> Verdict:
-            made = await self._verdict(trajectory, tally)
+            made = await self._verdict(trajectory, tally, measuring)
             tally.verdicts[made.value] += 1
             return made
 
         return verdict
 
-    async def _verdict(self, trajectory: Trajectory, tally: Tally) -> Verdict:
+    async def _verdict(self, trajectory: Trajectory, tally: Tally, measuring: bool) -> Verdict:
         settings, program = self._settings, trajectory.verdict
-        decided = program if settings.programs == "decide" else None
-        if decided is not None and not self._chosen("program", trajectory, settings.compared_share):
+        learned = settings.programs == "compare"  # the model's word is
+        decided = program if measuring or not learned else None
+        share = 1.0 if learned else settings.compared_share
+        if decided is not None and not self._chosen("program", trajectory, share):
             return decided
         bare = dataclasses.replace(trajectory, verdict=None)
         made = await self.judge.judge(bare, self._evidence)

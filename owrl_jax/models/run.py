@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ class Run:
     @property
     def mesh(self) -> jax.sharding.Mesh | None:
         """The mesh, if any."""
-        return self.shard.mesh if self.shard else None
+        return cast(jax.sharding.Mesh, self.shard.mesh) if self.shard else None  # nothing runs on an abstract one
 
     def linear(self, x: jax.Array, kernel: jax.Array, *, inputs: int = 1, out: Any = None) -> jax.Array:
         """`x [B, T, in…] · kernel [in…, out…]`, `inputs` axes contracted; `out`: dtype of the result, x's if None.

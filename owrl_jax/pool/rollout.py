@@ -327,15 +327,17 @@ class LocalPool:
         An episode whose judging is cut short (a spending limit, a shutdown) is written as it is: it was finished.
         """
         store, journal = self._screenshots, self._journal
-        if store is not None:
-            await self._write(writer, lambda: [store.put(picture) for picture in pictures])
-        if self._judge is not None and trajectory.outcome.trains:
-            try:
+        try:
+            if store is not None:
+                await self._write(writer, lambda: [store.put(picture) for picture in pictures])
+            if self._judge is not None and trajectory.outcome.trains:
                 trajectory = dataclasses.replace(trajectory, verdict=await self._judge(trajectory))
-            except BaseException:
-                if journal is not None:  # the writer's owner waits for it
-                    writer.submit(journal.add_trajectory, trajectory, attempt=attempt)
-                raise
+        except OSError:
+            raise
+        except BaseException:
+            if journal is not None:  # the writer ends with all that it was given
+                writer.submit(journal.add_trajectory, trajectory, attempt=attempt)
+            raise
         if journal is None:
             return -1, trajectory
         return await self._write(writer, journal.add_trajectory, trajectory, attempt=attempt), trajectory
@@ -343,7 +345,8 @@ class LocalPool:
     async def _write(
         self, writer: concurrent.futures.Executor, act: Callable[..., Any], *args: Any, **named: Any
     ) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(writer, lambda: act(*args, **named))
+        # Shielded: a write that waits its turn is made even if the episode is cancelled meanwhile.
+        return await asyncio.shield(asyncio.wrap_future(writer.submit(lambda: act(*args, **named))))
 
 
 async def _next(done: asyncio.Queue[Group | None], work: asyncio.Task[None]) -> Group | None:

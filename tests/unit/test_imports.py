@@ -19,7 +19,19 @@ FLOORS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"pool", "checkpoint", "obs"}),),
     (
         frozenset(
-            {"build", "train", "sft", "demonstrate", "evaluate", "rejudge", "quickstart", "cli", "doctor", "bench"}
+            {
+                "build",
+                "train",
+                "dry_run",
+                "sft",
+                "demonstrate",
+                "evaluate",
+                "rejudge",
+                "quickstart",
+                "cli",
+                "doctor",
+                "bench",
+            }
         ),
     ),
 )
