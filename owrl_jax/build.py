@@ -136,9 +136,8 @@ class Parts:
             return self.model.init(jax.random.key(self.config.seed), dtype)
         return load(weights, sharder=self.model.run.shard, dtype=dtype, config=self.model.config)[1]
 
-    def harness_at(self, iteration: int) -> Harness:
-        """The harness of an iteration's episodes: the run's own, but for the turns of its stage of the curriculum."""
-        steps = self.config.stage_of(iteration).max_steps
+    def harness_of(self, steps: int) -> Harness:
+        """The run's harness, but for the turns that an episode may take."""
         if steps == self.harness.budgets.max_steps:
             return self.harness
         if steps not in self._harnesses:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import importlib.util
 import math
@@ -548,6 +549,30 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HorizonSettings:
+    """A horizon of training that grows by itself, instead of stages (`owrl_jax.rl.horizon`).
+
+    Attributes:
+      start: turns of an episode in the first iteration.
+      most: to which it grows; 0: there is no such horizon.
+      finished_share: share of an iteration's valid episodes that must have called `done` before their last turn.
+      growth: factor of one step.
+    """
+
+    start: int = 8
+    most: int = 0
+    finished_share: float = 0.8
+    growth: float = 1.25
+
+    def __post_init__(self) -> None:
+        _finite(self)
+        _at_least_one(self, "start")
+        _need(self.most == 0 or self.most >= self.start, "most", self.most, f"0 (off) or at least start, {self.start}")
+        _need(0 < self.finished_share <= 1, "finished_share", self.finished_share, "above 0 and at most 1")
+        _need(self.growth > 1, "growth", self.growth, "above 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     """How often to save, and what to keep.
 
@@ -604,6 +629,7 @@ class RunConfig:
     seed: int = 0
     iterations: int = 90
     curriculum: tuple[Stage, ...] = ()
+    horizon: HorizonSettings = dataclasses.field(default_factory=HorizonSettings)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
     dtypes: DtypeSettings = dataclasses.field(default_factory=DtypeSettings)
@@ -622,6 +648,10 @@ class RunConfig:
         _need(bool(self.name) and "/" not in self.name, "name", self.name, "a plain name: it becomes a folder")
         _need(0 <= self.seed < 2**32, "seed", self.seed, "between 0 and 2**32 - 1")
         _at_least_one(self, "iterations")
+        _need(
+            not (self.curriculum and self.horizon.most), "horizon.most", self.horizon.most,
+            "0 where a curriculum sets the horizon",
+        )  # fmt: skip
 
     def stage_of(self, iteration: int) -> Stage:
         """The stage that an iteration (counted from 0) belongs to: a function of its number and of nothing else."""
@@ -656,6 +686,9 @@ class RunConfig:
 # --- Plain data in, checked records out ---------------------------------------------------------------------
 
 
+_hints = functools.cache(typing.get_type_hints)
+
+
 def _nearest(name: str, known: Sequence[str], prefix: str) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known)}"
@@ -665,7 +698,7 @@ def _build(cls: type[T], data: object, path: str, base: T | None = None) -> T:
     """The record of `cls` that `data` describes. What `data` leaves out comes from `base`, or has its default."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path or 'the configuration'} must be a group of settings, got {data!r}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     prefix = f"{path}." if path else ""
     values: dict[str, Any] = {}
     for key, value in data.items():

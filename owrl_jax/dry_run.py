@@ -77,11 +77,12 @@ def budgets(config: RunConfig) -> list[Budget]:
     found = []
     for stage in _stages(config):
         played = rl.groups * rl.group_size
-        turns = played * stage.max_steps
+        steps = config.horizon.most or stage.max_steps
+        turns = played * steps
         found.append(
             Budget(
                 iterations=stage.iterations,
-                max_steps=stage.max_steps,
+                max_steps=steps,
                 learning_rate=stage.learning_rate,
                 episodes=played,
                 most_episodes=math.ceil(rl.groups * rl.resampling_cap) * rl.group_size,

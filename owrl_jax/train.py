@@ -45,6 +45,7 @@ from owrl_jax.rl.batch import PackedBatch, TrainSample
 from owrl_jax.rl.diagnostics import mismatch, recomputed, share_of, with_proximal, with_reference
 from owrl_jax.rl.epochs import updates
 from owrl_jax.rl.feed import GroupFeed
+from owrl_jax.rl.horizon import next_horizon
 from owrl_jax.rl.loss import LossSettings, samples_of
 from owrl_jax.rl.optimizer import OptimizerSettings
 from owrl_jax.rl.packing import PackSettings, pack
@@ -117,6 +118,7 @@ class Loop:
         self.journal = stack.enter_context(Journal(parts.folder.journal))
         self.checkpoints = stack.enter_context(Checkpoints(parts.folder.checkpoints, config.checkpoint))
         self.shapes: PackSettings | None = None  # of the first iteration, kept for all: others would be compiled anew
+        self.horizon = config.horizon.start if config.horizon.most else 0  # 0: that of the stage
         self.state, self.iteration, next_number = self._start()
         self.metrics = stack.enter_context(
             Metrics(
@@ -173,7 +175,7 @@ class Loop:
         async with stage(config, parts.limits()) as (sandboxes, places), engine:
             await asyncio.to_thread(engine.publish, self.iteration, self.learner.policy(self.state))
             self.pool = LocalPool(
-                harness=parts.harness_at,
+                harness=lambda version: parts.harness_of(self._turns(version)),
                 policy_of=lambda place: engine,
                 sandboxes=sandboxes,
                 places=places,
@@ -242,7 +244,8 @@ class Loop:
         # What happened.
         rejected = self.feed.advance(self.iteration)
         numbers |= {f"rollout/groups_rejected_{why}": float(n) for why, n in rejected.items()}
-        numbers |= self._judged() | {"rollout/horizon_turns": float(config.stage_of(iteration).max_steps)}
+        numbers |= self._judged() | {"rollout/horizon_turns": float(self._turns(iteration))}
+        self.horizon = next_horizon(self.horizon, (t for g in groups for t in g.trajectories), config.horizon)
         numbers |= _engine_numbers(engine) | self.time.take() | {"time/iteration_s": time.monotonic() - began}
         if iteration % config.logging.every == 0:
             self.metrics.log(iteration, numbers)
@@ -293,6 +296,10 @@ class Loop:
             for trajectory in group.trajectories:
                 self.view.ended(trajectory)
 
+    def _turns(self, iteration: int) -> int:
+        """Turns that an episode which begins now may take."""
+        return self.horizon or self.parts.config.stage_of(iteration).max_steps
+
     def _judged(self) -> dict[str, float]:
         """What the judge said since the last iteration, how it agreed with others, and what it cost."""
         if self.judge is None:
@@ -331,6 +338,7 @@ class Loop:
             return self.learner.init(self.parts.start_params()), 0, max(played, default=0)
         state, record = self.checkpoints.restore(self.learner.abstract(self.parts.config.dtypes.params))
         self.tasks.restore(record["tasks"])
+        self.horizon = record["horizon"]
         if record["shapes"] is not None:
             self.shapes = PackSettings(**{**record["shapes"], "buckets": tuple(record["shapes"]["buckets"])})
         return state, record["iteration"], max([*played, record["feed"]["next_number"]])
@@ -340,6 +348,7 @@ class Loop:
             "iteration": self.iteration,
             "feed": self.feed.state(),
             "tasks": self.tasks.state(),
+            "horizon": self.horizon,
             "shapes": None if self.shapes is None else dataclasses.asdict(self.shapes),
             "config": to_dict(self.parts.config),
             "config_hash": config_hash(self.parts.config),

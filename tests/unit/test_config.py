@@ -17,6 +17,7 @@ from owrl_jax.config import (
     ConfigError,
     DataSettings,
     EndpointSettings,
+    HorizonSettings,
     JudgeSettings,
     MeshSettings,
     ModelSettings,
@@ -58,7 +59,7 @@ def test_defaults_are_the_papers_first_stage():
 
 def test_every_record_is_frozen_keyword_only_and_lies_in_the_tree():
     sections: list[Any] = [h for h in typing.get_type_hints(RunConfig).values() if dataclasses.is_dataclass(h)]
-    assert len(sections) == 13
+    assert len(sections) == 14
     for record in (RunConfig, *sections):
         value = record()
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -90,6 +91,13 @@ def test_every_record_is_frozen_keyword_only_and_lies_in_the_tree():
         (lambda: JudgeSettings(kind="rubric", endpoint=JUDGE, max_usd=3.0), ("usd_per_million_in=0.0", "max_usd=3.0")),
         (lambda: EndpointSettings(url="127.0.0.1:80", model="m"), ("url='127.0.0.1:80'", "http://")),
         (lambda: EndpointSettings(url="http://a/v1"), ("model=''", "http://a/v1")),
+        (lambda: HorizonSettings(start=8, most=5), ("most=5", "at least start, 8")),
+        (
+            lambda: RunConfig(
+                curriculum=(Stage(iterations=1, max_steps=1, learning_rate=0.0),), horizon=HorizonSettings(most=9)
+            ),
+            ("horizon.most=9", "curriculum"),
+        ),
         (lambda: Stage(iterations=0, max_steps=1, learning_rate=1e-6), ("iterations=0", "at least 1")),
     ],
 )
