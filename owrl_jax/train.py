@@ -338,7 +338,7 @@ class Loop:
             return self.learner.init(self.parts.start_params()), 0, max(played, default=0)
         state, record = self.checkpoints.restore(self.learner.abstract(self.parts.config.dtypes.params))
         self.tasks.restore(record["tasks"])
-        self.horizon = record["horizon"]
+        self.horizon = record.get("horizon", self.horizon)
         if record["shapes"] is not None:
             self.shapes = PackSettings(**{**record["shapes"], "buckets": tuple(record["shapes"]["buckets"])})
         return state, record["iteration"], max([*played, record["feed"]["next_number"]])
