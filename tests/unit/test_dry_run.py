@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 
 from owrl_jax import dry_run, train
-from owrl_jax.config import EndpointSettings, MeshSettings, RlSettings, RunConfig, load_preset, resolve
+from owrl_jax.config import (
+    AgentSettings,
+    BrowserSettings,
+    DtypeSettings,
+    EndpointSettings,
+    MeshSettings,
+    ModelSettings,
+    RlSettings,
+    RunConfig,
+    load_preset,
+    resolve,
+)
 from owrl_jax.engine.settings import EngineSettings
 from owrl_jax.engine.step import Programs
 from owrl_jax.models.processor import ImageProcessor
@@ -93,8 +104,13 @@ def of(held, word):
 
 @pytest.mark.parametrize("fields", [{}, {"freeze": ("vision",)}, {"lora_rank": 4}], ids=["all", "frozen", "lora"])
 def test_the_memory_of_a_device_is_that_of_arrays_that_lie_there(fields):
-    config = dataclasses.replace(
-        load_preset("quickstart"), mesh=MeshSettings(fsdp=4, tensor=2), rl=RlSettings(row_tokens=512, **fields)
+    config = RunConfig(
+        model=ModelSettings(size="nano"),
+        mesh=MeshSettings(fsdp=4, tensor=2),
+        dtypes=DtypeSettings(compute="float32"),
+        browser=BrowserSettings(viewport=(128, 128), max_episodes=4),
+        agent=AgentSettings(max_context_tokens=1536, max_response_tokens=96),
+        rl=RlSettings(row_tokens=512, **fields),
     )
     model_config = preset("nano")
     held = dry_run.memory(config, model_config, ImageProcessor(), dry_run.plan_mesh(config, None))
