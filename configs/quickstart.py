@@ -35,7 +35,7 @@ def get_config() -> RunConfig:
             max_response_tokens=96,
         ),
         rollout=RolloutSettings(temperature=1.0),
-        data=DataSettings(tasks=("worlds:starter/pair_colour", "worlds:starter/colour_shape", "worlds:starter/single")),
+        data=DataSettings(tasks=("worlds:starter/pair_colour", "worlds:starter/colour_shape")),
         eval=EvalSettings(tasks=60, samples=2, temperature=1.0),
         rl=RlSettings(
             groups=8, group_size=6, turns_per_update=96, epochs=1, learning_rate=1e-4, row_tokens=1024, adam_b2=0.95
