@@ -50,8 +50,9 @@ from owrl_jax.worlds.trial import oracle_for
 _log = logging.getLogger(__name__)
 
 
-LOOKING: dict[str, Any] = {"groups_per_update": 48, "learning_rate": 1.5e-3, "warmup_share": 0.3}
+LOOKING: dict[str, Any] = {"learning_rate": 1.5e-3, "warmup_share": 0.3}
 """How seeing is trained, beyond what imitation says."""
+LOOKS_PER_UPDATE = 48
 
 
 class Stopped(Exception):
@@ -109,7 +110,13 @@ def quickstart(
         seen = [look for group in Dataset(data) for look in _looks(group, demos.tokens)]
         write_dataset(looks, seen, Dataset(data).screenshot, source={"data": str(data)})
     # Seeing, then imitation.
-    look = part("look", sft=dataclasses.replace(config.sft, data=str(looks), **LOOKING, epochs=looking_epochs))
+    together = min(LOOKS_PER_UPDATE, len(Dataset(looks)))
+    look = part(
+        "look",
+        sft=dataclasses.replace(
+            config.sft, data=str(looks), **LOOKING, groups_per_update=together, epochs=looking_epochs
+        ),
+    )
     sft = part(
         "sft",
         model=dataclasses.replace(config.model, weights=str(home / "look" / "export")),

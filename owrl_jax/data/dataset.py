@@ -159,6 +159,8 @@ class Dataset:
         return self.facts.groups
 
     def __getitem__(self, index: int) -> tuple[Trajectory, ...]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"group {index} of {len(self)}")
         return msgspec.json.decode(self._trajectories[index], type=tuple[Trajectory, ...])
 
     def __repr__(self) -> str:
