@@ -49,6 +49,9 @@ COMMANDS: tuple[Command, ...] = (
         "ckpt", "owrl_jax.checkpoint.cli:main", "checkpoints: list, verify by a real restore, export for transformers"
     ),
     _command("data", "owrl_jax.demonstrate:main", "from a run to a data set of demonstrations; what is in one"),
+    _command(
+        "plan", "owrl_jax.plan.cli:main", "whether an update fits on devices that are not here, and how fast it is"
+    ),
     _command("train", "owrl_jax.train:main", "train by online reinforcement learning; the same command resumes"),
     _command("eval", "owrl_jax.evaluate:main", "measure a model on held-out tasks, or compare two on the same ones"),
     _command("sft", "owrl_jax.sft:main", "train a policy on demonstrations"),

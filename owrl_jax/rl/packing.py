@@ -230,6 +230,18 @@ def build(
     )
 
 
+def empty_row(config: ModelConfig, settings: PackSettings) -> PackedBatch:
+    """A batch of one row without turns, of the largest shape: what can be compiled for before there are samples."""
+    forest = _forest((), config, settings.mode)
+    shape = settings.shapes(config.vision.merge if config.vision else 2)[-1]
+    plan = BatchPlan(samples=(), forest=forest, rows=(_Row(forest),), shape=shape)
+    return build(plan, config, pictures=_no_picture, settings=settings)
+
+
+def _no_picture(name: str) -> Patches:
+    raise LookupError(f"an empty row has no picture {name}")
+
+
 # --- Rows ---------------------------------------------------------------------------------------------------
 
 

@@ -199,6 +199,42 @@ class Learner:
         """Log-probs [B, R] of the targets of each batch under `params`, by the program that also trains."""
         return [np.asarray(self._score(params, self._put(batch))[0]) for batch in batches]
 
+    def traced(self, row: PackedBatch, rows: int, dtype: Any = jnp.float32) -> dict[str, jax.stages.Traced]:
+        """The very programs that `update` and `logprobs` run, traced but not compiled; no array is made.
+
+        Args:
+          row: one row of the batches, such as `packing.empty_row`; its shapes and dtypes count, not its values.
+          rows: B of a batch, all processes together.
+          dtype: of the parameters.
+        Returns:
+          "micro_step", "apply" and "score" (log-probs alone), for the mesh of the model, which may be of devices that
+          are not here.
+        """
+        state = self.abstract(dtype)
+        moving, frozen = self.trainable.split(self.model.config, state.params, state.adapters)
+        wide = lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float32, sharding=s.sharding)  # noqa: E731
+        gradients = jax.tree.map(wide, moving)
+        moments = state.moments
+        if self.moments_on_host:
+            here = lambda s: jax.ShapeDtypeStruct(  # noqa: E731
+                s.shape, s.dtype, sharding=s.sharding.with_memory_kind("device")
+            )
+            moments = jax.tree.map(here, moments)
+
+        def spread(axis: int, leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+            shape = tuple(rows if dim == axis else size for dim, size in enumerate(leaf.shape))
+            shard = self.model.run.shard
+            return jax.ShapeDtypeStruct(
+                shape, leaf.dtype, sharding=None if shard is None else shard.sharding(_rows_on(axis, shape), shape)
+            )
+
+        batch = _each_leaf(spread, row.arrays)
+        return {
+            "micro_step": self._micro.trace(moving, frozen, gradients, batch),
+            "apply": self._apply.trace(moving, moments, gradients, state.updates, jnp.float32(1)),
+            "score": self._score.trace(state.params, batch),
+        }
+
     def _accumulate(self, moving: Leaves, frozen: Leaves, batches: Iterable[PackedBatch]):
         gradients = self._zeros(moving)
         sums: list[Sums] = []
@@ -280,15 +316,10 @@ class Learner:
         processes = jax.process_count()
 
         def put(axis: int, leaf: np.ndarray) -> jax.Array:
-            shape = list(leaf.shape)
-            shape[axis] *= processes
-            axes = tuple("batch" if dim == axis else None for dim in range(leaf.ndim))
-            return jax.make_array_from_process_local_data(shard.sharding(axes, tuple(shape)), leaf, tuple(shape))
+            shape = tuple(size * processes if dim == axis else size for dim, size in enumerate(leaf.shape))
+            return jax.make_array_from_process_local_data(shard.sharding(_rows_on(axis, shape), shape), leaf, shape)
 
-        text, images, responses = batch.arrays
-        rows = functools.partial(put, 0)
-        placed = jax.tree.map(rows, (dataclasses.replace(text, positions=None), images, responses))
-        return (dataclasses.replace(placed[0], positions=put(1, text.positions)), *placed[1:])
+        return _each_leaf(put, batch.arrays)
 
     def _shapes(self, key, dtype) -> TrainState:
         config = self.model.config
@@ -331,6 +362,19 @@ class Learner:
     @staticmethod
     def _moved(tree: Any, kind: str) -> Any:
         return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), tree)
+
+
+def _rows_on(axis: int, shape: tuple[int, ...]) -> tuple[str | None, ...]:
+    """Logical axes of an array of a batch whose rows lie along `axis`."""
+    return tuple("batch" if dim == axis else None for dim in range(len(shape)))
+
+
+def _each_leaf(place: Callable[[int, np.ndarray], Any], arrays):
+    """`place(axis of the rows, leaf)` of every array of a batch; positions alone have rows second."""
+    text, images, responses = arrays
+    rows = functools.partial(place, 0)
+    placed = jax.tree.map(rows, (dataclasses.replace(text, positions=None), images, responses))
+    return (dataclasses.replace(placed[0], positions=place(1, text.positions)), *placed[1:])
 
 
 def _summary(sums: Sequence[Sums], z: float) -> dict[str, float]:

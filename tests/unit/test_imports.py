@@ -18,21 +18,8 @@ FLOORS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"engine", "rl", "judge", "data"}),),
     (frozenset({"pool", "checkpoint", "obs"}),),
     (
-        frozenset(
-            {
-                "build",
-                "train",
-                "dry_run",
-                "sft",
-                "demonstrate",
-                "evaluate",
-                "rejudge",
-                "quickstart",
-                "cli",
-                "doctor",
-                "bench",
-            }
-        ),
+        frozenset({"build", "train", "dry_run", "sft", "demonstrate", "evaluate", "rejudge", "quickstart"})
+        | {"cli", "doctor", "bench", "plan"},
     ),
 )
 PLACE = {

@@ -1,0 +1,1 @@
+"""`owrl plan`: what an update takes on devices that are not here."""
