@@ -185,7 +185,7 @@ def _compiled(program: jax.stages.Traced, work: Work, target: Target) -> Compile
     seconds = time.perf_counter() - started
     memory = done.memory_analysis()
     assert memory is not None
-    collectives, arrays = read(done.as_text(), work.shard.mesh.size, target.slices)
+    collectives, arrays = read(done.as_text() or "", work.shard.mesh.size, target.slices)
     return Compiled(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
