@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -86,7 +86,7 @@ class PackSettings:
 
     @classmethod
     def fitted(
-        cls, samples: Sequence[TrainSample], config: ModelConfig, *, tokens: int, spare: float = 0.05, **fields
+        cls, samples: Sequence[TrainSample], config: ModelConfig, *, tokens: int, spare: float = 0.05, **fields: Any
     ) -> PackSettings:
         """Settings with room for the patches and responses that rows full of these samples have, and a little more.
 
@@ -98,7 +98,7 @@ class PackSettings:
           fields: the other settings.
         """
         if tokens <= SHORT:
-            fields = {"buckets": (1.0, 0.5)} | fields
+            fields.setdefault("buckets", (1.0, 0.5))
         forest = _forest(samples, config, fields.get("mode", "tree"))
         longest = max((_Row(forest).cost(path).tokens for path in forest.paths), default=0)
         tokens = _round_up(max(tokens, longest), 16)
