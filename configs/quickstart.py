@@ -41,7 +41,13 @@ def get_config() -> RunConfig:
             groups=8, group_size=6, turns_per_update=96, epochs=1, learning_rate=1e-4, row_tokens=1024, adam_b2=0.95
         ),
         sft=SftSettings(
-            epochs=6, groups_per_update=16, learning_rate=2e-3, final_fraction=0.1, freeze=(), row_tokens=1024
+            epochs=8,
+            groups_per_update=16,
+            learning_rate=1.5e-3,
+            warmup_share=0.15,
+            final_fraction=0.2,
+            freeze=(),
+            row_tokens=1024,
         ),
         checkpoint=CheckpointSettings(every=10),
     )

@@ -21,6 +21,6 @@ def get_config() -> RunConfig:
         data=DataSettings(tasks=("worlds:starter/pair_colour",)),
         eval=EvalSettings(tasks=4, temperature=1.0),
         rl=dataclasses.replace(config.rl, groups=2, group_size=4, turns_per_update=24, diagnosed_share=0.2),
-        sft=dataclasses.replace(config.sft, epochs=16, groups_per_update=8, learning_rate=3e-3),
+        sft=dataclasses.replace(config.sft, epochs=16, groups_per_update=8, learning_rate=3e-3, warmup_share=0.1),
         checkpoint=CheckpointSettings(every=20),
     )
