@@ -52,8 +52,8 @@ def engine(shared):
     shared.publish(shared.version + 1, WEIGHTS)
     yield shared
     deadline = time.monotonic() + 20
-    while shared._scheduler.sessions() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    while (shared._scheduler.sessions() or shared.stats().waiting_now) and time.monotonic() < deadline:
+        time.sleep(0.01)  # some may still be on their way in
     shared._scheduler.check()
     assert not shared._scheduler.running and shared.stats().waiting_now == 0
     assert shared.stats().recompiles == 0 and shared.stats().device_failures == 0
