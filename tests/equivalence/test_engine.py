@@ -389,7 +389,8 @@ def test_int8_keys_change_logprobs_a_little():
         cold, warm = ask(engine, *MIX[1:4]), ask(engine, *MIX[1:4])
         for asked, one, other in zip(MIX[1:4], cold, warm, strict=True):
             assert one.ids == other.ids
-            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
+            # Who shared a chunk decides the last bit of a key, and now and then that bit decides which way it is rounded.
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-3)
             assert_logprobs(full_logits(WEIGHTS, asked, one.ids), one, tolerance=0.2)
             exact = log_softmax_of(asked, one)[np.arange(len(one.ids)), list(one.ids)]
             assert np.abs(exact - np.asarray(one.logprobs)).max() > 1e-5  # it is int8, not a copy
