@@ -389,7 +389,7 @@ def test_int8_keys_change_logprobs_a_little():
         cold, warm = ask(engine, *MIX[1:4]), ask(engine, *MIX[1:4])
         for asked, one, other in zip(MIX[1:4], cold, warm, strict=True):
             assert one.ids == other.ids
-            # Who shared a chunk decides the last bit of a key, and now and then that bit decides which way it is rounded.
+            # Who shared a chunk decides the last bit of a key, and now and then that bit decides its rounding.
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-3)
             assert_logprobs(full_logits(WEIGHTS, asked, one.ids), one, tolerance=0.2)
             exact = log_softmax_of(asked, one)[np.arange(len(one.ids)), list(one.ids)]
