@@ -73,6 +73,28 @@ def test_tools_on_offer_are_chosen_by_name_and_keep_their_order():
             PromptStyle(tools=wrong)
 
 
+def test_a_terse_prompt_by_hand():
+    """Names, required parameters and their types; an observation is its picture."""
+    click, done = PromptStyle(system="terse", tools=("click", "done")).schemas()
+    assert click == {
+        "type": "function",
+        "function": {
+            "name": "click",
+            "parameters": {
+                "type": "object",
+                "properties": {"point_2d": {"type": "array"}},
+                "required": ["point_2d"],
+            },
+        },
+    }
+    assert done["function"]["parameters"]["properties"] == {"response": {"type": "string"}}
+    first = first_message(task("Find it."), TWO_TABS, unguarded, terse=True)
+    assert first.without_picture == "<user_request>\nFind it.\n</user_request>\n\n<observation>\n</observation>"
+    later = later_message([], TWO_TABS, unguarded, terse=True)
+    assert later.without_picture == "<tool_response>\n<observation>\n</observation>\n</tool_response>"
+    assert first.shown.startswith("screenshot:\n") and later.shown == first.shown
+
+
 def test_the_system_prompt_says_what_the_format_needs():
     for kind in ("full", "compact", "terse"):
         text = PromptStyle(system=kind).system_prompt()
@@ -94,6 +116,7 @@ def harness(**fields) -> Harness:
     ("changed", "part"),
     [
         ({"style": PromptStyle(system="compact")}, "system_prompt"),
+        ({"style": PromptStyle(system="terse")}, "style"),
         ({"style": PromptStyle(tools=("click", "done"))}, "tools"),
         ({"style": PromptStyle(changes=False)}, "changes"),
         ({"rule": HistoryRule(screenshots=2)}, "history"),
