@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Callable
 
 
 def chat_answer(content: str | None, *, finish: str = "stop", usage=(1000, 100), **message) -> bytes:
@@ -19,10 +20,11 @@ def chat_answer(content: str | None, *, finish: str = "stop", usage=(1000, 100),
 class FakeEndpoint:
     """Gives its answers one after another, the last one for ever.
 
-    An answer is status, headers, an empty line and a body; or `hang`; or `drop` to cut the connection.
+    An answer is status, headers, an empty line and a body; or `hang`; or `drop` to cut the connection; or a function
+    that gives one of these for a request, where several are on their way at once and come in any order.
     """
 
-    def __init__(self, *answers: bytes) -> None:
+    def __init__(self, *answers: bytes | Callable[[dict], bytes]) -> None:
         self.answers = list(answers)
         self.requests: list[dict] = []
         self.headers: list[str] = []
@@ -34,6 +36,7 @@ class FakeEndpoint:
             self.headers.append(head)
             self.requests.append(json.loads(await reader.readexactly(length)))
             given = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+            given = given(self.requests[-1]) if callable(given) else given
             if given == b"hang":
                 await asyncio.sleep(30)
             if given != b"drop":
@@ -46,7 +49,7 @@ class FakeEndpoint:
 
 
 @contextlib.asynccontextmanager
-async def fake_endpoint(*answers: bytes):
+async def fake_endpoint(*answers: bytes | Callable[[dict], bytes]):
     """A running one, and its base address."""
     server = FakeEndpoint(*answers)
     listening = await asyncio.start_server(server.handle, "127.0.0.1", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -41,8 +42,13 @@ async def judge_run(folder, url, **fields):
 
 async def test_agreement_with_the_program_and_going_on(tmp_path, capsys):
     write_run(tmp_path, [S, S, F, F, F])
-    replies = [chat_answer(f"Verdict: {word}") for word in ("SUCCESS", "NOT SUCCESS", "SUCCESS", "failure")]
-    async with fake_endpoint(*replies, b"500 Oops\r\n\r\n") as (server, url):
+
+    def reply(request: dict) -> bytes:  # of the episode that is asked about: their order is nobody's promise
+        said = ("SUCCESS", "NOT SUCCESS", "SUCCESS", "failure", None)
+        word = said[int(re.search(r"answer (\d)", json.dumps(request))[1])]
+        return b"500 Oops\r\n\r\n" if word is None else chat_answer(f"Verdict: {word}")
+
+    async with fake_endpoint(reply) as (server, url):
         assert await judge_run(tmp_path, url) == 0
         out = capsys.readouterr().out
         assert len(server.requests) == 5
