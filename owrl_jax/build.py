@@ -35,7 +35,7 @@ from owrl_jax.agent.prompt import PromptStyle
 from owrl_jax.agent.tools import TOOL_NAMES
 from owrl_jax.browser.config import Deadlines, EngineConfig, SandboxConfig
 from owrl_jax.browser.safety import Safety
-from owrl_jax.config import ConfigError, RunConfig, from_json, to_json
+from owrl_jax.config import ConfigError, RunConfig, from_json, same_run, to_json
 from owrl_jax.data.tasks import TaskSource, task_words
 from owrl_jax.engine.engine import Engine
 from owrl_jax.engine.settings import EngineSettings
@@ -73,7 +73,7 @@ class RunFolder:
         known = self.path / "config.json"
         if known.exists():
             before = from_json(known.read_bytes())
-            if not config.same_run(before):
+            if not same_run(config, before):
                 raise ConfigError(
                     f"{self.path} is a run with other settings (see its config.json): give the run another name, or "
                     "the settings that it has"

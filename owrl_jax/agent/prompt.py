@@ -39,7 +39,7 @@ class PromptStyle:
 
     Attributes:
       system: `full` explains the work; `compact` says the format alone; `terse`, for the smallest models and worlds,
-        also leaves out descriptions and optional parameters of tools, the size of the screen and the tabs.
+        names tools and their required parameters in a line, and leaves out the size of the screen and the tabs.
       tools: names of the tools on offer, in the order of `TOOL_NAMES`. Released policies know all thirteen.
       feedback: whether later turns say what became of the calls.
       changes: whether they also say what appeared and vanished on the page.
@@ -60,22 +60,18 @@ class PromptStyle:
             raise ValueError(f"tools must be in the order {', '.join(TOOL_NAMES)}, each once, got {self.tools}")
 
     def schemas(self) -> list[dict[str, Any]]:
-        """The tools on offer, as the chat template lists them."""
-        offered = [schema for schema in openai_schemas() if schema["function"]["name"] in self.tools]
-        return [_bare(schema) for schema in offered] if self.system == "terse" else offered
+        """The tools on offer, as the chat template lists them; none where the system prompt names them itself."""
+        if self.system == "terse":
+            return []
+        return [schema for schema in openai_schemas() if schema["function"]["name"] in self.tools]
 
     def system_prompt(self) -> str:
-        """The text of the system message, without the tools."""
-        return _SYSTEM[self.system]
-
-
-def _bare(schema: dict[str, Any]) -> dict[str, Any]:
-    """Name, required parameters and their types."""
-    function = schema["function"]
-    needed = function["parameters"].get("required", [])
-    kept = {name: {"type": function["parameters"]["properties"][name]["type"]} for name in needed}
-    parameters = {"type": "object", "properties": kept, "required": needed}
-    return {"type": "function", "function": {"name": function["name"], "parameters": parameters}}
+        """The text of the system message, without the tools' schemas."""
+        if self.system != "terse":
+            return _SYSTEM[self.system]
+        offered = (s["function"] for s in openai_schemas() if s["function"]["name"] in self.tools)
+        calls = [f"{f['name']}({', '.join(f['parameters'].get('required', ()))})" for f in offered]
+        return f"{_COMPACT} Tools: {', '.join(calls)}."
 
 
 _FULL = f"""You are a browser agent. You carry out a user's request on live web pages, by looking at screenshots and \
@@ -126,7 +122,7 @@ click into a field, the text, and Enter. If one fails, those after it are skippe
 _COMPACT = f"""You act in a browser to fulfil a request. Think between <think> and </think>, then call tools. \
 Points are [x, y] from 0 to {GRID}. Call done when finished."""
 
-_SYSTEM: dict[str, str] = {"full": _FULL, "compact": _COMPACT, "terse": _COMPACT}
+_SYSTEM = {"full": _FULL, "compact": _COMPACT}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from owrl_jax.config import (
     load_preset,
     preset_files,
     resolve,
+    same_run,
     split_overrides,
     to_dict,
     to_json,
@@ -155,10 +156,10 @@ def test_a_run_may_become_longer_dearer_and_ask_its_judge_elsewhere_but_not_anot
         return dataclasses.replace(run, judge=dataclasses.replace(judge, **fields), iterations=200)
 
     for name in ("http://127.0.0.1:2/v1", JUDGE.url):
-        assert changed(max_calls=20, endpoint=dataclasses.replace(JUDGE, url=name, key_env="K")).same_run(run)
-    assert not changed(endpoint=dataclasses.replace(JUDGE, model="other")).same_run(run)
-    assert not changed(screenshots=1).same_run(run) and not RunConfig().same_run(run)
-    assert not dataclasses.replace(run, seed=1).same_run(run)
+        assert same_run(changed(max_calls=20, endpoint=dataclasses.replace(JUDGE, url=name, key_env="K")), run)
+    assert not same_run(changed(endpoint=dataclasses.replace(JUDGE, model="other")), run)
+    assert not same_run(changed(screenshots=1), run) and not same_run(RunConfig(), run)
+    assert not same_run(dataclasses.replace(run, seed=1), run)
 
 
 def test_json_that_is_none_is_refused():
@@ -231,6 +232,8 @@ def test_hash_sees_every_setting_and_only_values():
         ({"model.size": "8b"}, {"model": {"size": "8b"}}),
         ({"name": "12"}, {"name": "12"}),
         ({"data.tasks": '["a", "b"]'}, {"data": {"tasks": ["a", "b"]}}),
+        ({"data.tasks": "worlds:starter/word"}, {"data": {"tasks": ["worlds:starter/word"]}}),
+        ({"data.tasks": "a,b"}, {"data": {"tasks": ["a", "b"]}}),
         ({"browser.max_episodes": "null"}, {"browser": {"max_episodes": None}}),
         ({"rl.epochs": 1, "rl.groups": "4"}, {"rl": {"epochs": 1, "groups": 4}}),
     ],

@@ -74,20 +74,10 @@ def test_tools_on_offer_are_chosen_by_name_and_keep_their_order():
 
 
 def test_a_terse_prompt_by_hand():
-    """Names, required parameters and their types; an observation is its picture."""
-    click, done = PromptStyle(system="terse", tools=("click", "done")).schemas()
-    assert click == {
-        "type": "function",
-        "function": {
-            "name": "click",
-            "parameters": {
-                "type": "object",
-                "properties": {"point_2d": {"type": "array"}},
-                "required": ["point_2d"],
-            },
-        },
-    }
-    assert done["function"]["parameters"]["properties"] == {"response": {"type": "string"}}
+    """Tools and their required parameters in a line; an observation is its picture."""
+    style = PromptStyle(system="terse", tools=("click", "write", "done"))
+    assert style.schemas() == []
+    assert style.system_prompt().endswith(" Tools: click(point_2d), write(message), done(response).")
     first = first_message(task("Find it."), TWO_TABS, unguarded, terse=True)
     assert first.without_picture == "<user_request>\nFind it.\n</user_request>\n\n<observation>\n</observation>"
     later = later_message([], TWO_TABS, unguarded, terse=True)
