@@ -6,7 +6,7 @@ import dataclasses
 import re
 from typing import Literal
 
-from owrl_jax.config.checks import at_least_one, finite, need
+from owrl_jax.config.checks import ConfigError, at_least_one, finite, need
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -247,6 +247,8 @@ class Oracle:
                     self._advance = True
                     return [_click(offered.point)]
                 self._be_patient(f"{option} is not suggested")
+                if self._waited % 2 == 0:  # to type again at once would throw away an answer that is under way
+                    return [_call("wait", seconds=1)]
                 calls.append(_call("write", message=typed))
             case moves.PickDate(_, day):
                 return await self._leaf(day, calls, probe)

@@ -235,13 +235,25 @@ def test_a_full_queue_refuses_and_says_so(engine):
 
 
 def test_abandoned_requests_leave_at_once(engine):
-    running = engine.submit(request(1, 20, new=150))
-    time.sleep(0.05)
+    begun, left = threading.Event(), threading.Event()
+
+    def hold(_):  # the engine's own thread waits here, so that the request cannot end before it is left
+        begun.set()
+        assert left.wait(30)
+
+    running = engine.submit(request(1, 20, new=150, on_token=hold))
+    assert begun.wait(60)
     assert running.cancel()
+    left.set()
+
+    def clean():
+        stats = engine.stats()
+        return not engine._scheduler.sessions() and stats.pages_used_now == stats.pages_cached_now
+
     deadline = time.monotonic() + 10
-    while engine._scheduler.sessions() and time.monotonic() < deadline:
+    while not clean() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert engine.stats().pages_used_now == engine.stats().pages_cached_now
+    assert clean()
 
 
 def test_what_a_callback_raises_is_its_requests_alone(engine):
