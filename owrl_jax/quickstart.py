@@ -2,7 +2,7 @@
 
     demos     oracles solve tasks of the starter site in a real browser; every episode goes to a journal
     data      the shortest success of each task, as a data set
-    look      a small Qwen3-VL with random weights learns to say what a screenshot shows: the oracles' words, no more
+    look      a small Qwen3-VL with random weights learns to say what a screenshot shows, and which of it is meant
     sft       it learns to do as they did
     rl        MM-GRPO: it plays groups of episodes, a program checks them, and it learns from the difference
     result    held-out success before and after, the export read back, the report
@@ -18,9 +18,8 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import re
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ from owrl_jax.build import Parts, build, stage
 from owrl_jax.config import ConfigError, RunConfig, resolve, split_overrides
 from owrl_jax.data.dataset import Dataset, write_dataset
 from owrl_jax.data.demonstrations import select
+from owrl_jax.data.looks import looks_of
 from owrl_jax.data.tasks import TaskSource
-from owrl_jax.models.tokenizer import Tokens
 from owrl_jax.obs.live import LiveView
 from owrl_jax.obs.report import write_report
 from owrl_jax.obs.stats import Evaluation, compare, read_evaluations, success
@@ -43,7 +42,7 @@ from owrl_jax.sft import planned_updates
 from owrl_jax.sft import train as imitate
 from owrl_jax.shutdown import RESUME_EXIT_CODE, Shutdown
 from owrl_jax.train import NothingTrained, train
-from owrl_jax.types import GroupRequest, Trajectory
+from owrl_jax.types import GroupRequest
 from owrl_jax.worlds.oracle import PageProbe
 from owrl_jax.worlds.trial import oracle_for
 
@@ -107,7 +106,7 @@ def quickstart(
         write_dataset(data, chosen, store.get, source={"run": str(demos.folder.path)})
     looks = home / "looks"
     if not looks.exists():
-        seen = [look for group in Dataset(data) for look in _looks(group, demos.tokens)]
+        seen = [look for group in Dataset(data) for look in looks_of(group, demos.tokens)]
         write_dataset(looks, seen, Dataset(data).screenshot, source={"data": str(data)})
     # Seeing, then imitation.
     together = min(LOOKS_PER_UPDATE, len(Dataset(looks)))
@@ -187,31 +186,6 @@ async def _demonstrate(parts: Parts, wanted: int, view: LiveView, shutdown: Shut
                 done += 1
                 view.ended(group.trajectories[0])
                 view.log(done)
-
-
-def _looks(group: Sequence[Trajectory], tokens: Tokens) -> list[Trajectory]:
-    """A picture and the first sentence that its oracle thought of it, if that says what it sees; without all else.
-
-    Forty tokens instead of a context of four hundred: a small model sees ten times as many pictures in the same time,
-    and learns to see before it learns to act.
-    """
-    found = []
-    for trajectory in group:
-        turn = trajectory.turns[0]
-        said = re.search(r"<think>\s*(I see [^.]*\.)", tokens.decode(turn.response_ids))
-        if said is None or turn.grid is None:
-            continue
-        picture = "<|image_pad|>" * turn.leaf_ids.count(tokens.special.image_pad)
-        opening, shown, words = (
-            tuple(tokens.encode_template(text).ids.tolist())
-            for text in ("<|im_start|>", f"<|vision_start|>{picture}<|vision_end|>", f"{said[1]}<|im_end|>")
-        )
-        bare = dataclasses.replace(
-            turn, trunk_ids=opening, leaf_ids=shown, response_ids=words,
-            logprobs=(0.0,) * len(words), versions=(0,) * len(words),
-        )  # fmt: skip
-        found.append(dataclasses.replace(trajectory, turns=(bare,)))
-    return found
 
 
 def _unless_stopped(shutdown: Shutdown) -> None:
