@@ -9,7 +9,7 @@
 
 Each stage is finished before the next begins and leaves its files under `runs/NAME/`; the same command goes on where it
 was stopped, by Ctrl-C or by a power cut. Nothing here trains: the stages are `owrl sft` and `owrl train`, with the
-settings of a preset (`configs/quickstart.py`, `configs/quickstart_smoke.py`).
+settings of a preset (`configs/quickstart.py`, `configs/quickstart_smoke.py`). `--hours` goes on with `rl`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,15 @@ from typing import Any
 from owrl_jax.agent.policies import ActorPolicy, OracleActor
 from owrl_jax.agent.policy import Policy
 from owrl_jax.build import Parts, build, stage
+from owrl_jax.checkpoint import Checkpoints
 from owrl_jax.config import ConfigError, RunConfig, resolve, split_overrides
 from owrl_jax.data.dataset import Dataset, write_dataset
 from owrl_jax.data.demonstrations import select
 from owrl_jax.data.looks import looks_of
 from owrl_jax.data.tasks import TaskSource
 from owrl_jax.obs.live import LiveView
+from owrl_jax.obs.metrics import read as read_metrics
+from owrl_jax.obs.metrics import series
 from owrl_jax.obs.report import write_report
 from owrl_jax.obs.stats import Evaluation, compare, read_evaluations, success
 from owrl_jax.pool.journal import Journal
@@ -41,6 +46,7 @@ from owrl_jax.sft import NothingTrained as NothingImitated
 from owrl_jax.sft import planned_updates
 from owrl_jax.sft import train as imitate
 from owrl_jax.shutdown import RESUME_EXIT_CODE, Shutdown
+from owrl_jax.train import STAGE as RL
 from owrl_jax.train import NothingTrained, train
 from owrl_jax.types import GroupRequest
 from owrl_jax.worlds.oracle import PageProbe
@@ -77,7 +83,13 @@ class Result:
 
 
 def quickstart(
-    config: RunConfig, *, demonstrations: int, looking_epochs: int, view: LiveView, shutdown: Shutdown
+    config: RunConfig,
+    *,
+    demonstrations: int,
+    looking_epochs: int,
+    hours: float = 0.0,
+    view: LiveView,
+    shutdown: Shutdown,
 ) -> Result:
     """Runs the stages that are left.
 
@@ -85,6 +97,7 @@ def quickstart(
       config: of all stages; each gets a folder of its own under `out_dir`/`name`.
       demonstrations: episodes of the oracles.
       looking_epochs: passes over their first pictures, to learn to see.
+      hours: of reinforcement learning beyond the iterations of `config`, counted from where those end.
     Raises:
       Stopped: if `shutdown` was asked for; call again to go on.
       ConfigError: if the folder is of other settings.
@@ -106,8 +119,9 @@ def quickstart(
         write_dataset(data, chosen, store.get, source={"run": str(demos.folder.path)})
     looks = home / "looks"
     if not looks.exists():
-        seen = [look for group in Dataset(data) for look in looks_of(group, demos.tokens)]
-        write_dataset(looks, seen, Dataset(data).screenshot, source={"data": str(data)})
+        shown = Dataset(data)
+        seen = looks_of((demo for number in range(len(shown)) for demo in shown[number]), demos.tokens)
+        write_dataset(looks, seen, shown.screenshot, source={"data": str(data)})
     # Seeing, then imitation.
     together = min(LOOKS_PER_UPDATE, len(Dataset(looks)))
     look = part(
@@ -133,18 +147,20 @@ def quickstart(
     # Reinforcement.
     weights = str(home / "sft" / "export")
     rl = part("rl", model=dataclasses.replace(config.model, weights=weights))
-    with contextlib.suppress(NothingTrained):
-        if not train(rl, view=view, shutdown=shutdown).finished:
-            raise Stopped
+    _reinforce(rl, view, shutdown)
+    deadline = time.monotonic() + 3600 * hours
+    while (more := _iterations_until(deadline, home / "rl")) > 0:
+        rl = dataclasses.replace(rl, iterations=_iterations_done(home / "rl") + more)
+        _reinforce(rl, view, shutdown)
     # What came of it.
     folder = home / "rl"
     evaluations = [e for e in read_evaluations(folder) if e.name == "held_out"]
-    export = folder / "export"
+    export, done = folder / "export", _iterations_done(folder)
     _read_back(export)
     return Result(
         before=next(e for e in evaluations if e.at == 0),
-        after=[e for e in evaluations if e.at == rl.iterations][-1],
-        iterations=rl.iterations,
+        after=[e for e in evaluations if e.at == done][-1],
+        iterations=done,
         export=export,
         report=write_report(folder)[0],
     )
@@ -188,6 +204,24 @@ async def _demonstrate(parts: Parts, wanted: int, view: LiveView, shutdown: Shut
                 view.log(done)
 
 
+def _reinforce(rl: RunConfig, view: LiveView, shutdown: Shutdown) -> None:
+    with contextlib.suppress(NothingTrained):  # done by an earlier call
+        if not train(rl, view=view, shutdown=shutdown).finished:
+            raise Stopped
+
+
+def _iterations_done(folder: Path) -> int:
+    latest = Checkpoints(folder / "checkpoints", write=False).latest()
+    return latest.step if latest else 0
+
+
+def _iterations_until(deadline: float, folder: Path) -> int:
+    """How many iterations, as long as the last ten were, end before `deadline`."""
+    lengths = series(read_metrics(folder), "time/iteration_s", stage=RL)[1][-10:]
+    left = deadline - time.monotonic()
+    return int(left * len(lengths) / sum(lengths)) if lengths and left > 0 else 0
+
+
 def _unless_stopped(shutdown: Shutdown) -> None:
     if shutdown.requested():
         raise Stopped
@@ -221,7 +255,7 @@ def main(argv: list[str]) -> int:
     """`owrl quickstart`. Exit codes: 0 done, 75 stopped and kept (start it again), 1 failed, 2 a wrong call."""
     import tyro
 
-    def run(smoke: bool = False, demonstrations: int | None = None) -> int:
+    def run(smoke: bool = False, demonstrations: int | None = None, hours: float = 0.0) -> int:
         """Collect demonstrations, imitate them, improve by reinforcement, and report; the same command goes on.
 
         Any setting can be given as --section.key VALUE, for instance --name mine or --iterations 40.
@@ -229,7 +263,10 @@ def main(argv: list[str]) -> int:
         Args:
             smoke: a few of everything, to see that all of it works; learns next to nothing.
             demonstrations: episodes of the oracles to collect.
+            hours: go on with reinforcement for so long, once the preset's iterations are done; a finished run, too.
         """
+        if not 0 <= hours < math.inf:
+            raise ConfigError(f"--hours {hours} must be 0 or a positive number of hours")
         preset, count, epochs = ("quickstart_smoke", 24, 8) if smoke else ("quickstart", 600, 18)
         config = resolve(preset, overrides)
         with LiveView(config.name) as view, Shutdown() as shutdown:
@@ -238,6 +275,7 @@ def main(argv: list[str]) -> int:
                     config,
                     demonstrations=count if demonstrations is None else demonstrations,
                     looking_epochs=epochs,
+                    hours=hours,
                     view=view,
                     shutdown=shutdown,
                 )

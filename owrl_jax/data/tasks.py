@@ -181,6 +181,22 @@ def task_words(task: Task) -> list[str]:
     return said
 
 
+def beside(task: Task) -> list[Task]:
+    """The training tasks, this one among them, that begin on the very page of a task of a local world.
+
+    Sites draw several goals for a world, so one screenshot can serve them all. Of other tasks: the task alone.
+    """
+    from owrl_jax.worlds import registry
+
+    where, _, what = task.verifier.removeprefix(WORLDS).partition("/")
+    if not task.verifier.startswith(WORLDS) or task.seed is None or where not in registry.OWN:
+        return [task]
+    goals = registry.site(where).goals_per_world
+    first, skin = task.seed - task.seed % goals, task.metadata["skin"]
+    found = [registry.make_task(where, what, seed, skin=skin) for seed in range(first, first + goals)]
+    return [other for other in found if other.split == task.split and other.start_url == task.start_url]
+
+
 def _held_out_seed(template: Any, start: int) -> Callable[[int], int]:
     from owrl_jax.worlds.site import TRAIN
 

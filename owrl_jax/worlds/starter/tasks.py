@@ -32,9 +32,14 @@ def _hit(page: str, index: int, count: int, why: str, **words: str) -> Case:
     )
 
 
-def _seen(scene: Scene) -> str:
-    """The four, in words: what an agent says before it decides is what a small one can learn to see."""
-    return "I see " + ", ".join(f"{c} {s} {place}" for (c, s), place in zip(scene.quad, PLACES, strict=True)) + "."
+def _found(scene: Scene, index: int) -> str:
+    """The four in words, and again the one that is meant.
+
+    What an agent says before it decides is what a small one can learn: to see, then to copy the name it was asked for,
+    then to copy what followed that name. Without the name, the last step is two at once, and stays at chance for long.
+    """
+    each = [f"{c} {s} {place}" for (c, s), place in zip(scene.quad, PLACES, strict=True)]
+    return f"I see {', '.join(each)}. So {each[index]}."
 
 
 def _unique(items: list[str], rng: random.Random) -> int | None:
@@ -48,7 +53,8 @@ def pair_colour(scene: Scene, rng: random.Random) -> Case:
     i = rng.randrange(2)
     sides = ("left", "right")
     seen = ", ".join(f"{colour} {side}" for (colour, _), side in zip(scene.pair, sides, strict=True))
-    return _hit("pair", i, 2, f"I see {seen}. So {sides[i]}.", colour=scene.pair[i][0])
+    colour = scene.pair[i][0]
+    return _hit("pair", i, 2, f"I see {seen}. So {colour} {sides[i]}.", colour=colour)
 
 
 @templates.add("click {word}", "{word}", "hit {word}", level=1.1)
@@ -61,7 +67,7 @@ def word(scene: Scene, rng: random.Random) -> Case:
 def colour_shape(scene: Scene, rng: random.Random) -> Case:
     i = rng.randrange(4)
     colour, shape = scene.quad[i]
-    return _hit("quad", i, 4, f"{_seen(scene)} So {PLACES[i]}.", colour=colour, shape=shape)
+    return _hit("quad", i, 4, _found(scene, i), colour=colour, shape=shape)
 
 
 @templates.add("click the only {what} one", "only {what}", "hit the one that is {what}", level=1.3)
@@ -72,9 +78,9 @@ def single(scene: Scene, rng: random.Random) -> Case:
     for items in kinds:
         i = _unique(items, rng)
         if i is not None:
-            return _hit("quad", i, 4, f"{_seen(scene)} So {PLACES[i]}.", what=items[i])
+            return _hit("quad", i, 4, _found(scene, i), what=items[i])
     i = rng.randrange(4)
-    return _hit("quad", i, 4, f"{_seen(scene)} So {PLACES[i]}.", what=" ".join(scene.quad[i]))
+    return _hit("quad", i, 4, _found(scene, i), what=" ".join(scene.quad[i]))
 
 
 @templates.add("click {place}", "{place}", "hit the one at the {place}", level=1.4, held_out=True)
