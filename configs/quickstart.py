@@ -20,12 +20,12 @@ def get_config() -> RunConfig:
     """The configuration; `owrl config quickstart` prints it."""
     return RunConfig(
         name="quickstart",
-        iterations=20,
+        iterations=14,
         # Pictures of 128 x 128 pixels are shown as they are: 16 visual tokens.
         model=ModelSettings(size="nano", remat="none", image_area=(1024, 1048576)),
         mesh=MeshSettings(fsdp=1),
         dtypes=DtypeSettings(compute="float32"),
-        browser=BrowserSettings(viewport=(128, 128), max_episodes=4),
+        browser=BrowserSettings(viewport=(128, 128), max_episodes=8),
         agent=AgentSettings(
             prompt="terse",
             tools=("click", "done"),
@@ -34,11 +34,22 @@ def get_config() -> RunConfig:
             max_context_tokens=768,
             max_response_tokens=96,
         ),
-        rollout=RolloutSettings(temperature=1.0),
-        data=DataSettings(tasks=("worlds:starter/pair_colour", "worlds:starter/colour_shape")),
-        eval=EvalSettings(tasks=60, samples=2, temperature=1.0),
+        rollout=RolloutSettings(temperature=0.7),
+        data=DataSettings(tasks=("worlds:starter/colour_shape",), instances=4000),
+        eval=EvalSettings(tasks=100, samples=1, temperature=0.7),
+        # Each update moves every weight by about the rate, whatever its gradient is worth: too high a rate forgets the
+        # format of a response sooner than it learns anything.
         rl=RlSettings(
-            groups=8, group_size=6, turns_per_update=96, epochs=1, learning_rate=1e-4, row_tokens=1024, adam_b2=0.95
+            groups=16,
+            group_size=8,
+            turns_per_update=128,
+            epochs=2,
+            learning_rate=1.5e-4,
+            warmup_updates=4,
+            row_tokens=1024,
+            format_gate="every",
+            format_error_reward=0.0,
+            credit_malformed=False,
         ),
         sft=SftSettings(
             epochs=8,

@@ -267,7 +267,7 @@ def main(argv: list[str]) -> int:
         """
         if not 0 <= hours < math.inf:
             raise ConfigError(f"--hours {hours} must be 0 or a positive number of hours")
-        preset, count, epochs = ("quickstart_smoke", 24, 8) if smoke else ("quickstart", 600, 18)
+        preset, count, epochs = ("quickstart_smoke", 24, 8) if smoke else ("quickstart", 600, 10)
         config = resolve(preset, overrides)
         with LiveView(config.name) as view, Shutdown() as shutdown:
             try:
