@@ -164,6 +164,8 @@ def must_hold(folder: Path, *, iterations: int, max_staleness: int) -> dict[str,
             entries[entry.kind].append(entry)
         groups = {name: journal.group(name) for name in journal.group_ids}
     assert len(entries["group"]) == len(groups), "a group was closed twice"
+    members = [offset for entry in entries["group"] for offset in entry.members]
+    assert len(set(members)) == len(members), "a trajectory is in two groups"
     # Each iteration has one batch, and no group is in two: no trajectory is trained twice.
     batches = {entry.iteration: entry.groups for entry in entries["batch"]}
     assert len(batches) == len(entries["batch"]) and sorted(batches) == list(range(iterations))
