@@ -137,7 +137,8 @@ def memory(config: RunConfig, model: ModelConfig, processor: ImageProcessor, mes
     state = learner.abstract(params)
     moving, _ = learner.trainable.split(model, state.params, state.adapters)
     engine = Programs(model, Run(compute=compute), engine_settings(config, processor), ())
-    copies = params != compute  # an engine shares the learner's arrays where it can compute with them
+    # An engine shares the learner's arrays where it can compute with them, and does not play while they change.
+    copies = params != compute or config.rl.max_staleness > 0
     rows, context = config.rl.rows_per_device, 1 if mesh is None else mesh.shape["context"]
     tokens = -(-config.rl.row_tokens // context)
     return [

@@ -23,6 +23,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from owrl_jax.build import Parts, build, stage
 from owrl_jax.checkpoint import Checkpoints
 from owrl_jax.config import ConfigError, RunConfig, config_hash, resolve, split_overrides, to_dict
@@ -140,6 +143,7 @@ class Loop:
             max_staleness=config.rl.max_staleness,
             cap=config.rl.resampling_cap,
             version=self.iteration,
+            chosen=max(self.journal.batches, default=-1) + 1,
             next_number=next_number,
         )
 
@@ -173,7 +177,7 @@ class Loop:
         config, parts = self.parts.config, self.parts
         engine = parts.engine()
         async with stage(config, parts.limits()) as (sandboxes, places), engine:
-            await asyncio.to_thread(engine.publish, self.iteration, self.learner.policy(self.state))
+            await asyncio.to_thread(self._publish, engine)
             self.pool = LocalPool(
                 harness=lambda version: parts.harness_of(self._turns(version)),
                 policy_of=lambda place: engine,
@@ -240,7 +244,7 @@ class Loop:
             numbers |= await asyncio.to_thread(self._learn, samples, iteration)
         self.iteration += 1
         with self.time.during("publish"):
-            await asyncio.to_thread(engine.publish, self.iteration, self.learner.policy(self.state))
+            await asyncio.to_thread(self._publish, engine)
         # What happened.
         rejected = self.feed.advance(self.iteration)
         numbers |= {f"rollout/groups_rejected_{why}": float(n) for why, n in rejected.items()}
@@ -250,6 +254,16 @@ class Loop:
         if iteration % config.logging.every == 0:
             self.metrics.log(iteration, numbers)
         self.view.log(self.iteration, numbers)
+
+    def _publish(self, engine: Engine) -> None:
+        """The policy as it is now, to the engine.
+
+        One that plays while the learner works gets arrays of its own: an update uses up those that it begins with.
+        """
+        policy = self.learner.policy(self.state)
+        if self.parts.config.rl.max_staleness:
+            policy = jax.tree.map(jnp.copy, policy)
+        engine.publish(self.iteration, policy)
 
     def _learn(self, samples: Sequence[TrainSample], iteration: int) -> dict[str, float]:
         """All updates of an iteration; numbers averaged over them."""

@@ -31,7 +31,7 @@ from owrl_jax.agent.policy import Policy, Sampling
 from owrl_jax.browser.source import SandboxSource
 from owrl_jax.pool.journal import Journal
 from owrl_jax.pool.store import ScreenshotStore
-from owrl_jax.types import Group, GroupRequest, Screenshot, Task, Trajectory, Verdict
+from owrl_jax.types import Group, GroupRequest, Screenshot, Task, Trajectory, Verdict, VerdictValue
 from owrl_jax.worlds.server import Visit, WorldServer
 
 _log = logging.getLogger(__name__)
@@ -314,7 +314,7 @@ class LocalPool:
                 pictures.append(episode.observation.screenshot)
             # The address was of this episode alone; the record names the task as it was asked for.
             task = dataclasses.replace(request.task, instruction=trajectory.task.instruction)
-            verdict = place.verdict(trajectory.answer) if trajectory.outcome.trains else None
+            verdict = _checked(place, trajectory.answer) if trajectory.outcome.trains else None
             return dataclasses.replace(trajectory, task=task, verdict=verdict), pictures
         finally:
             self._places.close(place)
@@ -347,6 +347,16 @@ class LocalPool:
     ) -> Any:
         # Shielded: a write that waits its turn is made even if the episode is cancelled meanwhile.
         return await asyncio.shield(asyncio.wrap_future(writer.submit(lambda: act(*args, **named))))
+
+
+def _checked(place: Place, said: str | None) -> Verdict | None:
+    """What the place's program says; that it cannot tell, if it raises."""
+    try:
+        return place.verdict(said)
+    except Exception as error:  # noqa: BLE001 - a mistake in one task's check must not end the run of all others
+        _log.error("the check of task %s failed", place.task.id, exc_info=error)
+        why = f"the check failed: {type(error).__name__}: {error}"
+        return Verdict(value=VerdictValue.INVALID, judge=f"program:{place.task.id}", rationale=why)
 
 
 async def _next(done: asyncio.Queue[Group | None], work: asyncio.Task[None]) -> Group | None:

@@ -57,6 +57,7 @@ class GroupFeed:
       max_staleness: η.
       cap: an iteration plays at most this many times its batch.
       version: of the policy now.
+      chosen: iterations whose groups are chosen already, by a process that got further than its last checkpoint.
       next_number: of the first draw.
       name: of a group, by its draw.
     """
@@ -72,6 +73,7 @@ class GroupFeed:
         max_staleness: int = 0,
         cap: float = 4.0,
         version: int = 0,
+        chosen: int = 0,
         next_number: int = 0,
         name: Callable[[int], str] = "g{:07d}".format,
     ) -> None:
@@ -79,7 +81,8 @@ class GroupFeed:
         self.batch, self.size, self.max_staleness, self.cap = batch, size, max_staleness, cap
         self.version, self.next_number = version, next_number
         self.running = 0
-        self._taken = version * batch  # by the learner; a full batch per iteration, whatever its real number was
+        # By the learner; a full batch per iteration, whatever its real number was.
+        self._taken = max(version, chosen) * batch
         self.waiting: list[Waiting] = []
         self.rejected: Counter[str] = Counter()  # of the iteration that is being collected
         self.played = 0
@@ -112,7 +115,7 @@ class GroupFeed:
         task = group.request.task.id
         if group.valid:
             self._barren[task] = 0
-        else:
+        elif played:  # what an earlier process met may have been an outage, and is over
             self._barren[task] += 1
             if self._barren[task] >= QUARANTINE_AFTER:
                 self.quarantined.add(task)
@@ -158,7 +161,7 @@ class GroupFeed:
     def advance(self, version: int) -> Counter[str]:
         """An iteration has been trained: the policy is `version` now. Gives what was rejected meanwhile, by reason."""
         self.version = version
-        self._taken = version * self.batch
+        self._taken = max(self._taken, version * self.batch)
         rejected, self.rejected = self.rejected, Counter()
         self.played = 0
         self._changed.set()

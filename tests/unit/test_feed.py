@@ -6,7 +6,7 @@ import pytest
 
 from owrl_jax.outcome import Outcome, Reason
 from owrl_jax.rl.feed import GroupFeed, NothingToLearn
-from owrl_jax.types import Group, Task, Trajectory
+from owrl_jax.types import Group, GroupRequest, Task, Trajectory
 
 
 def feed(judge=lambda group: "", **fields):
@@ -143,6 +143,32 @@ async def test_a_poisoned_task_is_quarantined():
     assert f.quarantined == {"t2"} and seen.count("t2") == 2 and seen.count("t1") > 5
     assert f.state()["quarantined"] == ["t2"]
     f.close()
+
+
+async def test_an_outage_that_a_restart_has_ended_bars_no_task():
+    f = feed(judge=lambda g: "" if g.valid else "all_invalid")
+    lost = GroupRequest(task=Task(id="t0", instruction="go", start_url="http://a.b/"), group_id="g", n=2)
+    for _ in range(3):
+        f.take(ended(lost, valid=False), played=False)
+    assert f.quarantined == set() and f.waiting == []
+
+
+async def test_what_an_earlier_process_chose_counts_as_taken():
+    # It was killed with the batches of iterations 0 and 1 chosen and no checkpoint: they are trained on again first.
+    f = feed(chosen=2)
+    wishes = Wishes(f)
+    assert await wishes.now() == []
+    f.advance(1)
+    assert await wishes.now() == []  # the second of those batches: nobody plays while its parameters change
+    f.advance(2)
+    assert len(await wishes.now()) == 3
+    f.close()
+    ahead = feed(chosen=2, max_staleness=1)
+    wishes = Wishes(ahead)
+    assert await wishes.now() == []
+    ahead.advance(1)
+    assert len(await wishes.now()) == 3  # for iteration 2, one version ahead
+    ahead.close()
 
 
 async def test_closing_ends_the_wishes():

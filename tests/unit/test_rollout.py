@@ -222,3 +222,31 @@ async def test_the_judge_is_told_what_a_program_said_and_has_the_last_word(tmp_p
         assert len(asked) == 2 and asked[1].verdict.judge == "program:starter/pair_colour"
         assert group.trajectories[0].verdict.value == VerdictValue.FAILURE  # nothing was clicked
         assert "_e/" not in group.trajectories[0].task.start_url and not worlds._visits
+
+
+async def test_a_check_that_falls_over_cannot_tell_and_ends_nothing(tmp_path):
+    class Broken:
+        """A place whose program divides by zero."""
+
+        def __init__(self, task):
+            self.task, self.instruction = task, task.instruction
+
+        def verdict(self, said):
+            raise ZeroDivisionError(said)
+
+    class Places:
+        async def open(self, task):
+            return Broken(task)
+
+        def close(self, place):
+            pass
+
+    playing = pool(Source(), tmp_path)
+    playing._places = Places()
+    groups = [group async for group in playing.run(wishes(2))]
+    assert len(groups) == 2 and all(g.valid == () for g in groups)
+    for trajectory in (t for group in groups for t in group.trajectories):
+        assert trajectory.outcome.key == "completed/answered" and trajectory.verdict.value == VerdictValue.INVALID
+        assert "ZeroDivisionError: 42" in trajectory.verdict.rationale
+    with Journal(tmp_path / "j.jsonl", readonly=True) as journal:
+        assert len(journal) == 4 and len(journal.group_ids) == 2
