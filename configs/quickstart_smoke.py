@@ -4,7 +4,7 @@ import dataclasses
 import importlib.util
 from pathlib import Path
 
-from owrl_jax.config import CheckpointSettings, DataSettings, EvalSettings, RunConfig
+from owrl_jax.config import CheckpointSettings, DataSettings, EvalSettings, RolloutSettings, RunConfig
 
 
 def get_config() -> RunConfig:
@@ -19,8 +19,18 @@ def get_config() -> RunConfig:
         name="quickstart-smoke",
         iterations=1,
         data=DataSettings(tasks=("worlds:starter/pair_colour",)),
+        rollout=RolloutSettings(temperature=1.0),
         eval=EvalSettings(tasks=4, temperature=1.0),
-        rl=dataclasses.replace(config.rl, groups=2, group_size=4, turns_per_update=24, diagnosed_share=0.2),
-        sft=dataclasses.replace(config.sft, epochs=16, groups_per_update=8, learning_rate=3e-3, warmup_share=0.1),
+        # A model that has seen so little solves nothing: the format, kept or broken, is what siblings differ in.
+        rl=dataclasses.replace(
+            config.rl,
+            groups=2,
+            group_size=4,
+            turns_per_update=24,
+            epochs=1,
+            format_error_reward=-1.0,
+            diagnosed_share=0.2,
+        ),
+        sft=dataclasses.replace(config.sft, epochs=16, groups_per_update=4, learning_rate=3e-3, warmup_share=0.1),
         checkpoint=CheckpointSettings(every=20),
     )
