@@ -18,7 +18,7 @@ def get_config() -> RunConfig:
         config,
         name="quickstart-smoke",
         iterations=1,
-        data=DataSettings(tasks=("worlds:starter/pair_colour",)),
+        data=DataSettings(tasks=("worlds:starter/pair_colour",), instances=4000),
         rollout=RolloutSettings(temperature=1.0),
         eval=EvalSettings(tasks=4, temperature=1.0),
         # A model that has seen so little solves nothing: the format, kept or broken, is what siblings differ in.

@@ -168,7 +168,8 @@ def quickstart(
 
 async def _demonstrate(parts: Parts, wanted: int, view: LiveView, shutdown: Shutdown) -> None:
     """Oracles play until `wanted` episodes are in the journal."""
-    tasks = TaskSource.of(parts.config.data, seed=parts.config.seed)
+    # Other draws than the ones of reinforcement: on a page that was imitated there is nothing to find out.
+    tasks = TaskSource.of(parts.config.data, seed=-1 - parts.config.seed)
     store = ScreenshotStore(parts.folder.screenshots)
     with Journal(parts.folder.journal) as journal:
         known = set(journal.group_ids)

@@ -66,9 +66,12 @@ def test_every_stage_runs_and_a_stopped_run_goes_on(tmp_path):
 
     with Journal(home / "demos" / "journal.jsonl", readonly=True) as journal:
         assert len(journal.group_ids) == 16  # each once, whoever played it
+        imitated = {journal.group(name).trajectories[0].task.id for name in journal.group_ids}
     with Journal(home / "rl" / "journal.jsonl", readonly=True) as journal:
         (batch,) = journal.batches.values()
         store = ScreenshotStore(home / "rl" / "screenshots")
+        played = {journal.group(name).trajectories[0].task.id for name in journal.group_ids}
+        assert len(played & imitated) <= 1  # 4,000 pages: what was imitated is not played again
         for name in batch:
             for trajectory in journal.group(name).trajectories:
                 assert all(turn.screenshot and turn.screenshot in store for turn in trajectory.turns)
