@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import logging
 import math
+import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -98,6 +99,12 @@ def learner_of(model: Qwen3VL, settings: SftSettings, planned: int) -> Learner:
     return Learner(model, optimizer_of(settings, planned), loss=NllSettings(), trainable=trainable)
 
 
+def measured(dataset: Sequence[list[Trajectory]] | Dataset) -> list[Trajectory]:
+    """What shapes are taken from: groups from everywhere. Neighbours may share pictures, and an update's rarely do."""
+    chosen = random.Random(0).sample(range(len(dataset)), min(MEASURED_GROUPS, len(dataset)))
+    return [trajectory for number in chosen for trajectory in dataset[number]]
+
+
 def shapes_of(trajectories: Sequence[Trajectory], model: Qwen3VL, settings: SftSettings) -> PackSettings:
     """Shapes of batches in which updates of such trajectories fit."""
     mesh = model.run.mesh
@@ -150,7 +157,7 @@ def train(
         if saved is None:
             state, record = learner.init(parts.start_params()), None
             checkpoints.check_space(state)
-            shapes = shapes_of(_first(dataset, MEASURED_GROUPS), model, settings)
+            shapes = shapes_of(measured(dataset), model, settings)
         else:
             state, record = checkpoints.restore(learner.abstract(config.dtypes.params))
             shapes = PackSettings(**{**record["shapes"], "buckets": tuple(record["shapes"]["buckets"])})
@@ -253,10 +260,6 @@ def _prepared(
 def _ahead() -> int:
     """Updates prepared in the background; none with several processes, whose plans are compared in order."""
     return 2 if jax.process_count() == 1 else 0
-
-
-def _first(dataset: Dataset, groups: int) -> list[Trajectory]:
-    return [trajectory for number in range(min(groups, len(dataset))) for trajectory in dataset[number]]
 
 
 def _named(numbers: dict[str, float], seconds: float) -> dict[str, float]:

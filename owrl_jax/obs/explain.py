@@ -130,6 +130,10 @@ title), and, in the newest message only, the label `screenshot:` with the pictur
 label and picture leave the history; everything else stays, reasoning included (K = 1). Points are on a grid of 0 to
 1000.
 
+That is `agent.prompt` `full`, and `compact` with fewer words of instruction. `terse`, for the smallest models and
+worlds, names the tools in a line of the system prompt instead of giving their schemas, and an observation is the
+picture alone.
+
 Caps in characters: a feedback line {feedback} (70 % head, 30 % tail, a note of how many were cut between), a title
 {title}, an address {url}. What pages wrote is made inert twice: tags lose their bracket in the text (`‹/think>`), and
 the tokenizer is kept from reading a control token out of it.
