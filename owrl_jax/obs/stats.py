@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -281,14 +281,27 @@ def mean_pass_at_k(attempts: Iterable[Attempt], k: int, *, samples: int = 2000, 
 def success_over_units(attempts: Iterable[Attempt], *, samples: int = 2000, seed: int = 0) -> Estimate:
     """Success over valid attempts with an interval from drawing whole templates (tasks, where there are none).
 
-    Wider than Wilson's where instances of one template succeed together: there they are no independent tries.
+    Wider than Wilson's where instances of one template succeed together: there they are no independent tries. Single
+    tries are drawn where all are of one template.
     """
     tries: dict[str, list[bool]] = collections.defaultdict(list)
     for one in attempts:
         if one.success is not None:
             tries[one.unit].append(one.success)
-    sums = [(sum(said), len(said)) for said in tries.values()]
-    return bootstrap(sums, statistic=_ratio, samples=samples, seed=seed)
+    return _over_units(tries, samples=samples, seed=seed)
+
+
+def _over_units(values: Mapping[str, Sequence[float]], *, samples: int, seed: int) -> Estimate:
+    """The mean over all values, with an interval from drawing whole units; from single values where there is one unit.
+
+    A unit with more values weighs more, in the mean and in every drawing. A lone unit would be drawn every time, and
+    the interval be a point.
+    """
+    sums = [(sum(some), len(some)) for some in values.values()]
+    if len(sums) == 1:
+        sums = [(value, 1) for value in next(iter(values.values()))]
+    found = bootstrap(sums, statistic=_ratio, samples=samples, seed=seed)
+    return dataclasses.replace(found, units=len(values))
 
 
 def _mean(drawn: np.ndarray) -> np.ndarray:
@@ -345,7 +358,7 @@ class Paired:
       unmatched: attempts that only one side has.
       both, only_first, only_second, neither: how the pairs fell out.
       difference: second minus first, over pairs.
-      low, high: bootstrap interval of the difference, drawing whole templates.
+      low, high: bootstrap interval of the difference, drawing whole templates, or pairs of a lone template.
       p_value: two-sided exact McNemar: of the pairs that differ, how surprising this split or a more uneven one is.
     """
 
@@ -404,9 +417,7 @@ def compare(first: Evaluation, second: Evaluation, *, samples: int = 2000, seed:
             kept.append((a, b))
             units[one[key].unit].append(int(b) - int(a))
     counts = collections.Counter(kept)
-    # The mean is over pairs: a template with more instances weighs more, in `difference` and in every drawing.
-    sums = [(sum(differences), len(differences)) for differences in units.values()]
-    interval = bootstrap(sums, statistic=_ratio, samples=samples, seed=seed)
+    interval = _over_units(units, samples=samples, seed=seed)
     return Paired(
         pairs=len(kept),
         dropped=len(shared) - len(kept),

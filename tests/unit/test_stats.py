@@ -182,6 +182,22 @@ def test_a_paired_comparison_counts_pairs():
     assert str(found).startswith("+20.0 points [") and "(2 gained, 1 lost of 5 pairs)" in str(found)
 
 
+def test_one_template_alone_has_an_interval_of_its_instances():
+    """Drawing whole templates gave a point where a run has one: +18.0 [+18.0, +18.0]. The mean's own error, by hand."""
+    one = [True] * 22 + [False] * 78
+    other = [True] * 9 + [False] * 13 + [True] * 31 + [False] * 47
+    before, after = (
+        Evaluation(at=at, name="held_out", protocol="p", tasks=attempts(*said, template="colour_shape"))
+        for at, said in ((0, one), (10, other))
+    )
+    found = compare(before, after)
+    assert found.difference == pytest.approx(0.18)
+    error = math.sqrt((0.44 - 0.18**2) / 100)  # of 44 differences of one, 31 up and 13 down
+    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    alone = success_over_units(after.tasks)
+    assert alone.units == 1 and alone.low < 0.34 and alone.high > 0.46
+
+
 def test_what_cannot_be_compared_is_refused():
     one = evaluation([True])
     with pytest.raises(NotComparable, match="protocols differ"):
